@@ -17,34 +17,39 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 SIMILAR_TEXT = 0.8  # ours: smallest Jaccard overlap of content words of "similar" texts
 
-_STOP_WORDS = frozenset(
-    "a an and are as at be by for from i in is it its me my of on our please some that the their these this those to was we were will with you your".split()
-)
+_SMALL = "a an and are as at be by for from i in is it its me my of on our please some that the their these this those to was we were will with you your"
 _NEGATIONS = "no non none not nor never neither without except excluding cannot unless anti un"
-_BOUNDS = "under over below above less fewer more least most min max minimum maximum before after until since am pm lowest highest cheapest ascending descending"
-_NUMBER_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty "
-    "fifty sixty seventy eighty ninety hundred thousand million billion half double first second third fourth fifth sixth seventh eighth ninth tenth"
+_BOUNDS = (
+    "under over below above less fewer more least most min max minimum maximum before after until since am pm lowest highest cheapest ascending descending"
 )
-_MONTHS = "january february march april may june july august september october november december".split()
-_MONTH_NUMBER = {name[:length]: number for number, name in enumerate(_MONTHS, 1) for length in {3, len(name)}} | {"sept": 9}
+_NUMBER_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty "
+    "forty fifty sixty seventy eighty ninety hundred thousand million billion half double "
+    "first second third fourth fifth sixth seventh eighth ninth tenth"
+)
 _WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday mon tue wed thu fri sat sun today tomorrow yesterday"
+_MONTHS = "january february march april may june july august september october november december"
+_BINDING = "from to between before after until since in on at by"  # words whose object matters
+
+_STOP_WORDS = frozenset(_SMALL.split())
+_MONTH_NUMBER = {name[:length]: number for number, name in enumerate(_MONTHS.split(), 1) for length in {3, len(name)}} | {"sept": 9}
 _GUARDED = frozenset(f"{_NEGATIONS} {_BOUNDS} {_NUMBER_WORDS} {_WEEKDAYS}".split()) | set(_MONTH_NUMBER)
-_RELATIONS = frozenset("from to between before after until since in on at by".split())
+_RELATIONS = frozenset(_BINDING.split())
 
 _ACCENT = re.compile("[\u0300-\u036f]")  # other scripts' combining marks are letters of their own
 _NOT_CONTRACTED = re.compile(r"n['’]t\b")
 _MINUS = re.compile(r"(?<![^\s(\[$€£¥])[-−–](?=[^\W_])")  # a sign or a search engine's "not", unlike a hyphen
-_THOUSANDS = re.compile(r"(?<=\d)[,'’ ](?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)[,'’](?=\d{3}(?!\d))")
 _GLUED = re.compile(r"(?<=\d)(am|pm)\b|(?<=\d)(?:st|nd|rd|th)\b")
-_TOKEN = re.compile(r"[^\W_](?:[^\W_]|[^\w\s!-~])*(?:[.:][0-9]+)*[+#]*")  # letters, digits and marks; 3.5, 12:30, c++
-_APOSTROPHE = re.compile(r"['’]")
+_TOKEN = re.compile("[a-z0-9\x80-\U0010ffff]+(?:[.:][0-9]+)*[+#]*")  # a word or number of a folded text; also 3.5, 12:30, c++
 _UNIT = re.compile(r"[€£¥₹$%°]")
+_SIGNS = re.compile(r"[€£¥₹°−–]")
 
 
 def jaccard(a: Iterable[Hashable], b: Iterable[Hashable]) -> float:
@@ -69,16 +74,24 @@ class _Folded:
     relations: dict[str, set[str]]  # "from" -> the content words that stand behind it; "unit" -> currency and per cent signs
 
 
+def _plain(text: str) -> str:
+    """Without accents and case, and with every sign beyond ASCII that is no letter, digit or combining mark turned into a space."""
+    plain = _ACCENT.sub("", unicodedata.normalize("NFKD", text)).casefold()
+    if plain.isascii():
+        return plain
+    return "".join(char if char < "\x80" or char in "€£¥₹°’−–" or char.isalnum() or unicodedata.category(char)[0] == "M" else " " for char in plain)
+
+
 def _singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def _fold(text: str) -> _Folded:
-    plain = _ACCENT.sub("", unicodedata.normalize("NFKD", text)).casefold()
-    plain = _GLUED.sub(lambda match: f" {match[1] or ''}", _THOUSANDS.sub("", _MINUS.sub(" not ", _NOT_CONTRACTED.sub(" not", plain))))
-    words = [_singular(word) for word in _TOKEN.findall(_APOSTROPHE.sub("", plain))]
+    plain = _MINUS.sub(" not ", _NOT_CONTRACTED.sub(" not", _plain(text)))
     relations: dict[str, set[str]] = {"unit": set(_UNIT.findall(plain))}
-    for before, word in zip(words, words[1:], strict=False):
+    plain = _GLUED.sub(lambda match: f" {match[1] or ''}", _SIGNS.sub(" ", _THOUSANDS.sub("", plain).replace("'", "").replace("’", "")))
+    words = [_singular(word) for word in _TOKEN.findall(plain)]
+    for before, word in pairwise(words):
         if before in _RELATIONS and word not in _STOP_WORDS:
             relations.setdefault(before, set()).add(word)
     return _Folded(
@@ -125,11 +138,14 @@ UrlMatch = Literal["same", "query differs", "date differs", "other"]
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _OPAQUE = re.compile(r"(?:about|blob|chrome|data|file|javascript|mailto|tel|view-source):", re.IGNORECASE)
-_DEFAULT_PORT = {"http": 80, "https": 443, "ftp": 21}
 _TRACKING = re.compile(r"utm_\w+|mtm_\w+|gclid|gclsrc|dclid|fbclid|msclkid|yclid|gbraid|wbraid|srsltid|igshid|mc_[ce]id|_ga|_gl|_hs\w+", re.IGNORECASE)
-_DATE_KEY = re.compile(r"date|day|month|year|check_?-?(?:in|out)|depart|arriv|(?:^|_)(?:from|to|start|end)_?(?:on|time)$", re.IGNORECASE)
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_DATE_KEY = re.compile(
+    r"(?:^|[^a-z]|start|end|in|out|arrival|departure|return|pickup|dropoff|from|to)(?:date|day|month|year)s?(?:$|[^a-z])|check[_-]?(?:in|out)$"
+)
 _NUMERIC_DATE = re.compile(r"(?<!\d)(?:(\d{4})[-/.]?(\d{2})[-/.]?(\d{2})|(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})[-/.](\d{1,2})[-/.](\d{4}))(?!\d)")
-_NAMED_DATE = re.compile(rf"(?:(\d{{1,2}})(?:st|nd|rd|th)?[\s,._+-]*)?\b({'|'.join(sorted(_MONTH_NUMBER, key=len, reverse=True))})\b[\s,._+-]*(\d{{1,2}}(?!\d))?")
+_MONTH_NAME = "|".join(sorted(_MONTH_NUMBER, key=len, reverse=True))
+_NAMED_DATE = re.compile(rf"(?:(\d{{1,2}})(?:st|nd|rd|th)?[\s,._+-]*)?\b({_MONTH_NAME})\b[\s,._+-]*(\d{{1,2}}(?!\d))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +154,7 @@ class Url:
 
     scheme: str  # "web" for http and https
     host: str  # ASCII, without "www."
-    port: int | None  # None where it is the scheme's own
+    port: int | None  # None for 80 and 443
     path: tuple[str, ...]  # decoded segments; a routing fragment (#/..., #!...) counts as path
     query: tuple[tuple[str, str], ...]  # sorted, without tracking parameters
     fragment: str
@@ -179,8 +195,8 @@ def parse_url(url: str) -> Url:
     query = sorted((key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if not _TRACKING.fullmatch(key))
     return Url(
         scheme="web" if parts.scheme in ("http", "https") else parts.scheme,
-        host=host.removeprefix("www."),
-        port=None if port == _DEFAULT_PORT.get(parts.scheme) else port,
+        host=host.removeprefix("www.") if host.count(".") > 1 else host,
+        port=None if port in (80, 443) else port,
         path=tuple(segments),
         query=tuple(query),
         fragment=unquote(fragment),
@@ -208,15 +224,21 @@ def dates_in(text: str) -> set[tuple[int, int, int]]:
     return dates
 
 
+def _names_date(key: str, value: str) -> bool:
+    """Whether a query parameter holds a date, or a part of one."""
+    part = any(char.isdigit() for char in value) or value.casefold() in _GUARDED
+    return bool(dates_in(value)) or (part and bool(_DATE_KEY.search(_CAMEL.sub("_", key).lower())))
+
+
 def _date_contradicted(target: Url, other: Url) -> bool:
     """Whether a date of the target's query stands as another date in the other query. A date left out is no contradiction."""
-    ours, theirs = dict(target.query), dict(other.query)
-    for key in ours.keys() & theirs.keys():
-        if ours[key] != theirs[key] and (_DATE_KEY.search(key) or dates_in(ours[key])):
-            if dates_in(ours[key]) != dates_in(theirs[key]) or not dates_in(ours[key]):
-                return True
-    dates, found = (set().union(*(dates_in(value) for _, value in url.query)) for url in (target, other))
-    return bool(dates - found) and bool(found - dates)
+    wanted, found = dict(target.query), dict(other.query)
+    for key, value in wanted.items():
+        there = found.get(key, "")
+        if there not in ("", value) and _names_date(key, value) and not (dates_in(value) and dates_in(value) == dates_in(there)):
+            return True
+    dates, others = (set().union(*(dates_in(value) for _, value in url.query)) for url in (target, other))
+    return bool(dates - others) and bool(others - dates)
 
 
 def compare_urls(target: str, other: str) -> UrlMatch:
@@ -253,7 +275,7 @@ def ngrams(text: str, size: int) -> set[tuple[str, ...]]:
     >>> sorted(ngrams("Find a red shoe", 3))
     [('a', 'red', 'shoe'), ('find', 'a', 'red')]
     """
-    words = _TOKEN.findall(_ACCENT.sub("", unicodedata.normalize("NFKD", text)).casefold())
+    words = _TOKEN.findall(_SIGNS.sub(" ", _plain(text)))
     return {tuple(words[i : i + size]) for i in range(max(1, len(words) - size + 1))} if words else set()
 
 

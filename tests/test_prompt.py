@@ -69,7 +69,8 @@ def test_lines_have_the_documented_form() -> None:
     )
     lines = render_nodes(dataclasses.replace(page(), nodes=nodes, pages_below=1.6))
     assert "".join(line.text for line in lines) == (
-        "[Start of page]\n[1]<input type=text name=q value=red shoes />\n[2]<select name=size options=S|M />\n|SCROLL|<div /> (0.0 pages above, 2.5 pages below)\n"
+        "[Start of page]\n[1]<input type=text name=q value=red shoes />\n[2]<select name=size options=S|M />\n"
+        "|SCROLL|<div /> (0.0 pages above, 2.5 pages below)\n"
         "\t*[3]<a title=" + "x" * 100 + "... />\n... 1.6 pages below, scroll down to see them ...\n"
     )
 

@@ -28,7 +28,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from rmsweb.engine.packing import EncodedPrompt, Group, Pack
+from rmsweb.engine.packing import EncodedPrompt, Group, Pack, make_pack
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.playground.drills import NUM_VALUES, STAGES, Drill, Words
 from rmsweb.prompt import PromptConfig, load_prompt_config
@@ -46,6 +46,7 @@ CLOSING = "<|im_end|>\n<|im_start|>assistant\n"
 STRUCTURE_WEIGHT = 0.2
 GATES = (0.8, 0.8, 0.8, 0.85)  # running accuracy that ends a stage
 REPLAY = 0.2  # share of a batch that comes from older stages
+WARM_UP = 400  # steps; look-up is found while the rate is still low (at 1e-3 from step 50 on it was not found in 1,600 steps)
 
 # ----------------------------------------------------------------------------------------------------------- tokenizer
 
@@ -167,7 +168,7 @@ class DrillEncoder:
                 ids, turn_weights = [[i for row in ids for i in row]], [torch.cat(turn_weights)]
             groups.append(Group(prompt=self.page(drill), responses=tuple(torch.tensor(row) for row in ids)))
             weights += turn_weights
-        return DrillBatch(Pack(groups), torch.cat(weights))
+        return DrillBatch(make_pack(groups), torch.cat(weights))
 
 
 def accuracy(logprobs: Tensor, weights: Tensor) -> float:
@@ -198,7 +199,7 @@ def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int
         logprobs = policy.response_logprobs(batch.pack)
         loss = -(logprobs * batch.weights).sum() / batch.weights.sum()
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, (step + 1) / 50) * min(1.0, max(0.05, (seconds - elapsed) / (0.4 * seconds)))
+            group["lr"] = lr * min(1.0, (step + 1) / WARM_UP) * min(1.0, max(0.05, (seconds - elapsed) / (0.4 * seconds)))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(text.parameters(), 1.0)
@@ -220,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1500, help="CPU seconds of training")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and drills")
     options = parser.parse_args(argv)
-    from rmsweb.playground.tasks import vocabulary
+    from rmsweb.playground.words import vocabulary
 
     torch.set_num_threads(1)
     config, words = load_prompt_config(options.prompt_config), vocabulary()

@@ -1,0 +1,308 @@
+// The page's side of the browser layer, run in every document before its own scripts.
+//
+// It remembers what the page alone cannot tell afterwards (listeners, closed shadow roots, mutations, window.open), gives every node it
+// reports a number that stays with that node, and turns the document into the list of lines of the state in one pass: `observe`.
+// The helpers that actions need are in act.js. Both talk through one hidden property of the window.
+(() => {
+  if (window.__rms) return;
+  const MARGIN = 1000; // CSS px around the viewport in which elements still get an index
+  const now = performance.now.bind(performance), later = window.setTimeout.bind(window);
+
+  // ------------------------------------------------------------------------------------------------ hooks
+  const CLICK_EVENTS = new Set(["click", "mousedown", "mouseup", "pointerdown", "pointerup", "touchstart", "touchend", "dblclick"]);
+  const listeners = new WeakMap(); // node -> Map(type -> Set of callbacks)
+  const roots = new WeakMap(); // host -> closed shadow root
+  const state = { mutated: now(), opened: 0 };
+  const observer = new MutationObserver(() => { state.mutated = now(); });
+  const WATCHED = { childList: true, characterData: true, subtree: true, attributes: true,
+    attributeFilter: ["class", "hidden", "disabled", "open", "inert", "aria-expanded", "aria-hidden", "src"] };
+  observer.observe(document, WATCHED);
+
+  const { addEventListener, removeEventListener } = EventTarget.prototype;
+  EventTarget.prototype.addEventListener = function (type, callback, ...rest) {
+    if (callback && CLICK_EVENTS.has(type) && this instanceof Element) {
+      if (!listeners.has(this)) listeners.set(this, new Map());
+      const types = listeners.get(this);
+      if (!types.has(type)) types.set(type, new Set());
+      types.get(type).add(callback);
+    }
+    return addEventListener.call(this ?? window, type, callback, ...rest);
+  };
+  EventTarget.prototype.removeEventListener = function (type, callback, ...rest) {
+    listeners.get(this)?.get(type)?.delete(callback);
+    return removeEventListener.call(this ?? window, type, callback, ...rest);
+  };
+  const { attachShadow } = Element.prototype;
+  Element.prototype.attachShadow = function (options) {
+    const root = attachShadow.call(this, options);
+    if (options.mode === "closed") roots.set(this, root);
+    observer.observe(root, WATCHED);
+    return root;
+  };
+  const open = window.open;
+  window.open = function (...args) { state.opened += 1; return open.apply(window, args); };
+
+  const shadow = (el) => el.shadowRoot || roots.get(el) || null;
+  const listens = (el) => { for (const set of listeners.get(el)?.values() ?? []) if (set.size) return true; return false; };
+
+  // ------------------------------------------------------------------------------------------ node identity
+  const token = Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
+  const ids = new WeakMap(), nodes = new Map();
+  let count = 0, previous = null;
+  const idOf = (node) => {
+    if (!ids.has(node)) { ids.set(node, ++count); nodes.set(count, new WeakRef(node)); }
+    return ids.get(node);
+  };
+
+  // ---------------------------------------------------------------------------------------------- geometry
+  // Rectangles are [left, top, right, bottom] in CSS px of this frame's viewport.
+  const boxOf = (r) => [r.left, r.top, r.right, r.bottom];
+  const meet = (a, b) => [Math.max(a[0], b[0]), Math.max(a[1], b[1]), Math.min(a[2], b[2]), Math.min(a[3], b[3])];
+  const has = (r) => r[2] - r[0] > 1 && r[3] - r[1] > 1;
+  const view = () => [0, 0, window.innerWidth, window.innerHeight];
+  const parentOf = (node) => node.assignedSlot || node.parentNode || node.host || null; // in the flat tree
+  const within = (outer, node) => { for (let n = node; n; n = parentOf(n)) if (n === outer) return true; return false; };
+  const hitAt = (x, y) => {
+    let hit = document.elementFromPoint(x, y);
+    for (let root = hit && shadow(hit); root; root = hit && shadow(hit)) {
+      const inner = root.elementFromPoint(x, y);
+      if (!inner || inner === hit || !within(root, inner)) break;
+      hit = inner;
+    }
+    return hit;
+  };
+  const control = (el) => (el.localName === "label" ? el.control : null);
+  const leadsTo = (hit, el) => within(el, hit) || hit.closest("label")?.control === el || control(el) === hit; // a click on a label is one on its control
+  const POINTS = [[0.5, 0.5], [0.25, 0.25], [0.75, 0.75], [0.25, 0.75], [0.75, 0.25], [0.5, 0.1], [0.1, 0.5], [0.9, 0.5], [0.5, 0.9]];
+  // The first of some points of the element where a click would reach it: {x, y}, or {blocker}, or {} where nothing of it is in `clip`.
+  const pointOf = (el, clip, points = POINTS) => {
+    let rects = Array.from(el.getClientRects(), boxOf);
+    if (!rects.some(has)) rects = Array.from(el.children, (child) => boxOf(child.getBoundingClientRect()));
+    rects = rects.map((r) => meet(r, clip)).filter(has).sort((a, b) => (b[2] - b[0]) * (b[3] - b[1]) - (a[2] - a[0]) * (a[3] - a[1])).slice(0, 3);
+    let blocker = null;
+    for (const r of rects) for (const [fx, fy] of points) {
+      const x = r[0] + fx * (r[2] - r[0]), y = r[1] + fy * (r[3] - r[1]), hit = hitAt(x, y);
+      if (hit && leadsTo(hit, el)) return { x, y };
+      blocker ??= hit;
+    }
+    return { blocker };
+  };
+
+  // ------------------------------------------------------------------------------------- what an element is
+  const SKIP = new Set(["script", "style", "noscript", "template", "head", "meta", "link", "title", "desc", "datalist", "option", "optgroup",
+    "source", "track", "param"]);
+  const CONTROLS = new Set(["button", "input", "select", "textarea"]);
+  const ROLES = new Set(["button", "link", "menuitem", "menuitemradio", "menuitemcheckbox", "option", "radio", "checkbox", "switch", "tab", "textbox",
+    "combobox", "slider", "spinbutton", "searchbox", "treeitem"]);
+  const WHOLE = new Set(["a", "button", "summary"]); // what stands inside belongs to them
+  const STATIC_ROLES = new Set(["region", "dialog", "alertdialog", "main", "group", "tabpanel", "presentation", "document", "article",
+    "list", "table", "grid"]);
+  const NAMES = ["title", "type", "id", "name", "role", "placeholder", "data-date-format", "alt", "aria-label", "aria-expanded", "data-state", "aria-checked",
+    "aria-selected", "aria-pressed", "aria-valuemin", "aria-valuemax", "aria-valuenow", "aria-valuetext", "aria-placeholder", "aria-haspopup", "aria-invalid",
+    "aria-autocomplete", "aria-disabled", "pattern", "min", "max", "minlength", "maxlength", "step", "accept", "autocomplete", "inputmode", "contenteditable"];
+  const squeeze = (text) => (text || "").replace(/\s+/g, " ").trim();
+  const editable = (el) => el.isContentEditable && !(el.parentElement && el.parentElement.isContentEditable);
+  const disabled = (el) => el.matches(":disabled");
+  const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
+  const unseen = (el) => {
+    const r = el.getBoundingClientRect();
+    return r.width <= 1 || r.height <= 1 || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  };
+  // Why a click on the element means something: "own" (by its nature), "listener" (only a handler, or only focusable), or "".
+  const nature = (el, style, ctx) => {
+    const tag = el.localName, role = el.getAttribute("role");
+    if (tag === "html" || tag === "body") return "";
+    if (tag === "input") return el.type === "hidden" ? "" : "own";
+    if (CONTROLS.has(tag) || tag === "summary" || tag === "canvas" || editable(el) || ROLES.has(role)) return "own";
+    if (tag === "a" && el.hasAttribute("href")) return "own";
+    if ((tag === "audio" || tag === "video") && el.controls) return "own";
+    if (tag === "label") return el.control && unseen(el.control) && !disabled(el.control) ? "own" : "";
+    if (el.onclick || el.onmousedown || el.onmouseup || el.onpointerdown || el.onpointerup) return "own";
+    if (style.cursor === "pointer" && !ctx.pointer && !ctx.whole) return "own";
+    if (listens(el)) return "listener";
+    if (el.hasAttribute("tabindex") && el.tabIndex >= 0 && !STATIC_ROLES.has(role) && !ctx.whole) return "listener";
+    return "";
+  };
+  const nameOf = (el) => {
+    const by = (el.getAttribute("aria-labelledby") || "").split(/\s+/).map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean);
+    const own = CONTROLS.has(el.localName) && el.localName !== "button";
+    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? Array.from(el.labels || [], (l) => l.textContent).join(" ") : el.textContent)
+      || el.getAttribute("alt") || el.getAttribute("title") || el.getAttribute("placeholder") || "";
+    return squeeze(text.slice(0, 1000)).slice(0, 200);
+  };
+  const attributesOf = (el) => {
+    const found = {}, box = toggles(el) ? el : toggles(control(el) || el) ? control(el) : null;
+    for (const name of NAMES) { const value = el.getAttribute(name); if (value) found[name] = value.slice(0, 300); }
+    if (box && box !== el) found.type = box.type;
+    if (box) found.checked = String(box.checked);
+    if (el.required) found.required = "true";
+    if (el.multiple) found.multiple = "true";
+    if (el.readOnly) found.readonly = "true";
+    if (CONTROLS.has(el.localName) && disabled(el)) found.disabled = "true";
+    return found;
+  };
+  const valueOf = (el) => {
+    if (el.localName === "textarea") return el.value;
+    if (el.localName === "select") return Array.from(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
+    if (el.localName !== "input" || el.type === "password" || el.type === "image") return null;
+    if (el.type === "file") return Array.from(el.files, (file) => file.name).join(", ");
+    return toggles(el) ? (el.getAttribute("value") || null) : el.value;
+  };
+  const clear = (color) => { const m = /rgba\(.*?([\d.]+)\)$/.exec(color); return color === "transparent" || (m !== null && parseFloat(m[1]) < 0.8); };
+  // Whether `hit` paints over what lies below: it or an ancestor that does not hold `el` has an opaque background.
+  const opaque = (hit, el) => {
+    for (let n = hit; n && n.nodeType === 1 && !within(n, el); n = parentOf(n)) {
+      const style = getComputedStyle(n);
+      if (parseFloat(style.opacity) < 0.8) return false;
+      if (!clear(style.backgroundColor) || style.backgroundImage !== "none" || ["img", "video", "canvas", "iframe"].includes(n.localName)) return true;
+    }
+    return false;
+  };
+
+  // ------------------------------------------------------------------------------------------- the one pass
+  // options: {x, y: offset of this frame in the top viewport, clip: visible part of this frame or null, covered: nothing of it can be clicked}
+  const observe = (options = {}) => {
+    const lines = [], seen = new Set(), range = document.createRange(), frame = view();
+    const [dx, dy] = [options.x || 0, options.y || 0], clip = options.clip ? meet(options.clip, frame) : frame;
+    const reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
+    const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
+    const modal = Array.from(document.querySelectorAll("dialog:modal")).pop() || null;
+    const round = (r) => [r[0] + dx, r[1] + dy, r[2] - r[0], r[3] - r[1]].map((n) => Math.round(n * 10) / 10);
+    const put = (node, line) => {
+      const id = idOf(node);
+      seen.add(id);
+      lines.push({ k: id, n: previous !== null && !previous.has(id), i: false, ...line });
+      return lines[lines.length - 1];
+    };
+
+    const text = (node, ctx) => {
+      const words = squeeze(node.data);
+      if (!words || (words.length < 2 && !/[\p{L}\p{N}]/u.test(words)) || ctx.hidden) return;
+      range.selectNodeContents(node);
+      const box = boxOf(range.getBoundingClientRect());
+      if (!has(meet(box, ctx.reach))) return;
+      const shown = meet(box, ctx.clip), inside = has(shown), el = node.parentElement || node.getRootNode().host;
+      if (inside && el) {
+        const hit = hitAt((shown[0] + shown[2]) / 2, (shown[1] + shown[3]) / 2);
+        if (hit && !within(el, hit) && !within(hit, el) && opaque(hit, el)) return;
+      }
+      lines.push({ k: idOf(node), t: "#text", x: words, b: round(box), p: inside, d: ctx.depth, n: false, i: false });
+      seen.add(idOf(node));
+    };
+
+    const children = (el, ctx) => {
+      const root = shadow(el);
+      const list = root ? root.childNodes : el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : el.childNodes;
+      for (const child of list) {
+        if (child.nodeType === 1) element(child, ctx);
+        else if (child.nodeType === 3) text(child, ctx);
+      }
+    };
+
+    // Scroll container -> [pages above, pages below]; null where there is nothing to scroll.
+    const scroller = (el, style) => {
+      if (["html", "body", "textarea", "select", "input"].includes(el.localName) || !/auto|scroll/.test(style.overflowY)) return null;
+      const height = el.clientHeight, more = el.scrollHeight - height;
+      return height > 20 && more > 4 ? [el.scrollTop / height, Math.max(0, more - el.scrollTop) / height].map((n) => Math.round(n * 100) / 100) : null;
+    };
+
+    // What the children of an element inherit: clipping, containing block, opacity, and what they stand in.
+    const inherit = (el, style, ctx, box, opacity) => {
+      const next = { ...ctx, opacity, hidden: style.visibility !== "visible", pointer: style.cursor === "pointer",
+        inert: ctx.inert || el.inert || el.getAttribute("aria-hidden") === "true" || (modal !== null && !within(el, modal) && !within(modal, el)) };
+      if (style.overflowX !== "visible" && el.localName !== "html" && el.localName !== "body" && style.display !== "inline" && style.display !== "contents") {
+        const rolls = (value) => (value === "auto" || value === "scroll" ? MARGIN : 0), [rx, ry] = [rolls(style.overflowX), rolls(style.overflowY)];
+        next.clip = meet(next.clip, box);
+        next.reach = meet(next.reach, [box[0] - rx, box[1] - ry, box[2] + rx, box[3] + ry]);
+      }
+      if (style.position !== "static" || style.transform !== "none") next.block = { clip: next.clip, reach: next.reach };
+      return next;
+    };
+
+    const element = (el, outer) => {
+      const tag = el.localName;
+      if (SKIP.has(tag)) return;
+      const style = getComputedStyle(el);
+      if (style.display === "none" || (style.display !== "contents" && !el.checkVisibility())) return;
+      const opacity = outer.opacity * parseFloat(style.opacity);
+      stats.total += 1;
+      if (opacity < 0.02) return;
+      let ctx = outer;
+      if (style.position === "fixed") ctx = { ...outer, clip, reach: frame };
+      else if (style.position === "absolute") ctx = { ...outer, ...outer.block };
+      let box = boxOf(el.getBoundingClientRect());
+      if (!has(box) && (tag === "a" || tag === "label") && el.firstElementChild) box = boxOf(el.firstElementChild.getBoundingClientRect());
+      const shown = style.visibility === "visible" && has(meet(box, ctx.reach)), inside = shown && has(meet(box, ctx.clip));
+      const next = inherit(el, style, ctx, box, opacity);
+      if (tag === "img" && shown) stats.images += 1;
+
+      const why = nature(el, style, ctx), root = shadow(el), pages = shown ? scroller(el, style) : null, isFrame = tag === "iframe" || tag === "frame";
+      const idle = next.inert || options.covered || (CONTROLS.has(tag) && disabled(el));
+      const frameBig = isFrame && box[2] - box[0] >= 100 && box[3] - box[1] >= 100;
+      const wanted = shown && !idle && (frameBig || why !== "");
+      const can = wanted && (isFrame || !inside || "x" in pointOf(el, ctx.clip));
+      const greyed = shown && CONTROLS.has(tag) && disabled(el) && why !== "";
+      let line = null;
+      if (can || greyed || pages || (isFrame && shown) || root) {
+        const marker = isFrame ? "iframe" : root ? (el.shadowRoot ? "shadow-open" : "shadow-closed") : pages ? "scroll" : null;
+        line = put(el, { t: tag, i: can, r: el.getAttribute("role"), a: attributesOf(el), x: why !== "" ? nameOf(el) : "", v: valueOf(el), m: marker, s: pages,
+          b: round(box), p: inside, d: outer.depth });
+        if (tag === "select") line.o = Array.from(el.options, (option) => squeeze(option.text));
+        if (isFrame) { // `f`: what the frame's own pass needs to know
+          const [x, y] = [box[0] + el.clientLeft + parseFloat(style.paddingLeft), box[1] + el.clientTop + parseFloat(style.paddingTop)];
+          const part = meet(box, ctx.clip);
+          line.f = { x: x + dx, y: y + dy, clip: [part[0] - x, part[1] - y, part[2] - x, part[3] - y],
+            covered: idle || (inside && !("x" in pointOf(el, ctx.clip))) };
+          line.i = can && !line.f.covered;
+        }
+        next.depth = outer.depth + 1;
+      }
+      if (can) {
+        stats.interactive += 1;
+        if (tag === "a") stats.links += 1;
+        if (WHOLE.has(tag) || ROLES.has(el.getAttribute("role"))) next.whole = true;
+      }
+      if (pages) stats.scrolls += 1;
+      if (isFrame) stats.iframes += 1;
+      if (root) stats[el.shadowRoot ? "open" : "closed"] += 1;
+      if (isFrame || tag === "select" || tag === "textarea" || tag === "input" || tag === "canvas" || tag === "audio" || tag === "video") return;
+
+      const at = lines.length, before = stats.interactive;
+      children(el, next);
+      if (line) settle(line, at, why, stats.interactive - before, pages && !next.inert);
+    };
+
+    // After the children: a handler that only serves several controls inside is no target; a scroller without one inside needs an index.
+    const settle = (line, at, why, inner, scrolls) => {
+      if (line.i && why === "listener" && inner >= 2) { line.i = false; stats.interactive -= 1; }
+      if (!line.i && scrolls && inner === 0 && !options.covered) { line.i = true; stats.interactive += 1; }
+      const empty = line.m === null || (line.m.startsWith("shadow") && lines.length === at);
+      if (!line.i && !line.a.disabled && empty) {
+        for (let i = at; i < lines.length; i++) lines[i].d -= 1;
+        lines.splice(at - 1, 1);
+      }
+    };
+
+    const start = { depth: 0, clip, reach, block: { clip, reach }, opacity: 1, hidden: false, pointer: false, inert: false, whole: false };
+    if (document.documentElement) element(document.documentElement, start);
+    previous = seen;
+    const page = document.scrollingElement || document.documentElement;
+    return { token, lines, stats, title: document.title, url: location.href, scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth,
+      full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
+  };
+
+  // Resolves when the document is parsed and nothing has been added, removed or reworded for `ms` since `ago` ms before the call, or after `max`.
+  const quiet = (ms, max, ago) => new Promise((resolve) => {
+    const start = now();
+    const look = () => {
+      const time = now(), rest = ms - (time - Math.max(state.mutated, start - ago));
+      if (time - start >= max || (document.readyState !== "loading" && rest <= 0)) resolve(state.opened);
+      else later(look, Math.min(Math.max(rest, 5), max - (time - start)));
+    };
+    look();
+  });
+
+  const nodeOf = (id) => nodes.get(id)?.deref() || null;
+  const api = { observe, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, squeeze, nameOf, disabled, toggles, parentOf };
+  Object.defineProperty(window, "__rms", { value: api, enumerable: false });
+})();

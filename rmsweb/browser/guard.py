@@ -1,0 +1,111 @@
+"""What the agent may open, and what must not leak: URL schemes, an allow-list of domains, and placeholders for secrets.
+
+Purpose: safety of live runs. Pages are untrusted and so are the policy's answers: a URL is judged before it is opened and again when it
+was reached, and a secret that a user lends to a task stands as `<secret>name</secret>` wherever the policy or a record could see it.
+
+ours: the paper says nothing about safety.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote_plus, urlsplit
+
+SEARCH_URLS = {
+    "duckduckgo": "https://duckduckgo.com/?q={query}",
+    "google": "https://www.google.com/search?q={query}&udm=14",
+    "bing": "https://www.bing.com/search?q={query}",
+}
+BLANK = "about:blank"
+_SECRET = re.compile(r"<secret>(.*?)</secret>")
+_HOST = re.compile(r"^(localhost|[\w-]+(\.[\w-]+)+)(:\d+)?([/?#]|$)", re.IGNORECASE)
+
+
+def complete_url(url: str) -> str:
+    """A URL as people type it -> with its scheme.
+
+    >>> complete_url("shop.localhost/cart"), complete_url(" example.com ")
+    ('http://shop.localhost/cart', 'https://example.com')
+    """
+    url = url.strip()
+    match = _HOST.match(url)
+    if not match:
+        return url
+    local = match[1].lower() == "localhost" or match[1].lower().endswith(".localhost") or re.fullmatch(r"[\d.]+", match[1])
+    return ("http://" if local else "https://") + url
+
+
+def search_url(query: str, engine: str, engines: Mapping[str, str] = SEARCH_URLS) -> str:
+    """The results page of a search; `engine` is a known name or a URL with {query}. ValueError for another one.
+
+    >>> search_url("red shoes", "bing")
+    'https://www.bing.com/search?q=red+shoes'
+    """
+    template = engine if "{query}" in engine else engines.get(engine.lower())
+    if template is None:
+        raise ValueError(f"unknown search engine {engine[:60]!r}; known are {', '.join(engines)} and a URL with {{query}}")
+    return template.replace("{query}", quote_plus(query))
+
+
+class Guard:
+    """Which URLs may be opened. `domains`: None for any host; an entry stands for itself and everything below it, with or without `*.`."""
+
+    def __init__(self, domains: Sequence[str] | None = None) -> None:
+        self.domains = None if domains is None else tuple(domain.lower().removeprefix("*.").strip(".") for domain in domains)
+
+    def problem(self, url: str) -> str | None:
+        """Why the URL may not be opened, None where it may.
+
+        >>> Guard(["example.com"]).problem("https://www.example.com/a") is None
+        True
+        >>> Guard(["example.com"]).problem("https://example.com.evil.org/")
+        'the host example.com.evil.org is not among the allowed domains (example.com)'
+        """
+        try:
+            parts = urlsplit(url)
+            host = (parts.hostname or "").rstrip(".")
+        except ValueError:
+            return f"{url[:100]!r} is not a URL"
+        if url == BLANK or parts.scheme == "blob":
+            return None
+        if parts.scheme not in ("http", "https"):
+            return f"URLs with {parts.scheme or 'no scheme'!r} may not be opened, only http and https"
+        if not host:
+            return f"{url[:100]!r} has no host"
+        if self.domains is None or any(host == domain or host.endswith("." + domain) for domain in self.domains):
+            return None
+        return f"the host {host} is not among the allowed domains ({', '.join(self.domains)})"
+
+
+class Secrets:
+    """Values that the policy and the records see only by name."""
+
+    def __init__(self, values: Mapping[str, str] | None = None) -> None:
+        self.values = {name: value for name, value in (values or {}).items() if value}
+
+    def fill(self, text: str) -> str:
+        """Placeholders -> values. ValueError for an unknown name."""
+
+        def value(match: re.Match[str]) -> str:
+            if match[1] not in self.values:
+                raise ValueError(f"there is no secret named {match[1][:60]!r}")
+            return self.values[match[1]]
+
+        return _SECRET.sub(value, text) if self.values else text
+
+    def mask(self, text: str) -> str:
+        """Values -> placeholders, longest first.
+
+        >>> Secrets({"pin": "0042"}).mask("pin 0042")
+        'pin <secret>pin</secret>'
+        """
+        for name, value in sorted(self.values.items(), key=lambda item: -len(item[1])):
+            text = text.replace(value, f"<secret>{name}</secret>")
+        return text
+
+    def mask_json(self, text: str) -> str:
+        """The same for JSON text, where a value may stand with escapes."""
+        for name, value in sorted(self.values.items(), key=lambda item: -len(item[1])):
+            for ascii_only in (False, True):
+                text = text.replace(json.dumps(value, ensure_ascii=ascii_only)[1:-1], f"<secret>{name}</secret>")
+        return text

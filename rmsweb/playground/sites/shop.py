@@ -1,0 +1,90 @@
+"""The shop: search, categories with pages, sorting, a product with options, cart, order."""
+
+from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page
+from rmsweb.playground.sites.state import SiteState, facts, nav, option, shuffled, url
+from rmsweb.playground.tasks import CATEGORIES, World
+
+NAV = nav(("offers", "help", "cart"))
+SORTS = ("price", "rating", "name")
+
+
+def _search(value: str = "") -> Form:
+    return Form("/search", "search", {"product": value})
+
+
+def _cards(names: list[str]) -> list[Link]:
+    return [Link(name, url("/item", name=name), card=True) for name in names]
+
+
+def _list(world: World, path: str, names: list[str], extra: list[Line | Link], query: str = "") -> Page:
+    widgets = (_search(query), Choice("sort", SORTS), *_cards(names), *extra)
+    return Page("shop results", NAV, widgets, path)
+
+
+def _home(world: World) -> Page:
+    featured = [*world.others[:3], world.item] if world.template == "shop.buy" else list(world.others[:4])
+    categories = [Link(label, url("/category", name=label)) for label in CATEGORIES]
+    return Page("shop home", NAV, (_search(), *categories, *_cards(shuffled(world, "home", featured))), "/")
+
+
+def _results(world: World, query: str) -> Page:
+    path = url("/search", product=query)
+    if query != world.item:
+        return _list(world, path, shuffled(world, query, list(world.others[4:8])), [], query)
+    snippet = [Line(f"{world.fact} {world.snippet}")] if world.fact and world.want else []
+    return _list(world, path, shuffled(world, query, [world.item, *world.others[:3]]), [*snippet], query)
+
+
+def _category(world: World, name: str, second: bool) -> Page:
+    path = url("/category", name=name, **({"page": "2"} if second else {}))
+    here = name == world.category
+    if second:
+        return _list(
+            world,
+            path,
+            shuffled(world, path, [world.item, *world.others[3:6]] if here else list(world.others[3:6])),
+            [Link("previous", url("/category", name=name))],
+        )
+    return _list(world, path, shuffled(world, path, list(world.others[:3])), [Link("next", url("/category", name=name, page="2"))])
+
+
+def _item(world: World, state: SiteState, name: str) -> Page:
+    path = url("/item", name=name)
+    color = world.option("color", state.chosen)
+    actions = [Form(url("/add", name=name), "add", post=True), Form("/wishlist", "wishlist"), Form("/share", "share")]
+    widgets = (Line(name, "heading"), *facts(world, name, color), option(world, state, "color"), option(world, state, "size"), *actions)
+    return Page("shop item", NAV, widgets, path)
+
+
+def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
+    """A request -> a page, or the path to go on to."""
+    name = params.get("name", "")
+    if path == "/":
+        return _home(world)
+    if path == "/search":
+        return _results(world, params.get("product", ""))
+    if path == "/category" and name in CATEGORIES:
+        return _category(world, name, params.get("page") == "2")
+    if path == "/item" and name in (world.item, *world.others):
+        return _item(world, state, name)
+    if path == "/add" and name in (world.item, *world.others):
+        state.cart = [name]
+        return "/cart"
+    if path == "/cart":
+        lines = [Line(item, "heading") for item in state.cart]
+        return Page("shop cart", NAV, (*lines, Form("/order", "order", post=True), Form("/clear", "clear", post=True), Form("/", "continue")), "/cart")
+    if path == "/clear":
+        state.cart = []
+        return "/cart"
+    if path == "/order":
+        if state.cart:
+            state.committed = {label: world.option(label, state.chosen) for label in world.want} | {"item": state.cart[0]}
+        return "/ordered"
+    if path == "/ordered":
+        return Page(
+            "shop ordered",
+            NAV,
+            (Line("order confirmed" if state.committed else "cart empty", "heading"), Form("/", "continue"), Form("/receipt", "print")),
+            path,
+        )
+    return Page("shop other", NAV, (Form("/", "continue"), Form("/print", "print")), path)

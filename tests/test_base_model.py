@@ -1,0 +1,115 @@
+"""Laws of the tiny base: its tokenizer loses nothing, its drills are answerable, it never met the playground, and what is committed has the skills."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmsweb.browser.actions import canonical_text, parse_agent_output
+from rmsweb.engine.policy import PolicyModel
+from rmsweb.playground import base_model, drills
+from rmsweb.playground.words import entities, vocabulary
+from rmsweb.prompt import load_prompt_config
+from rmsweb.records import AgentOutput, Text
+
+CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
+WORDS = vocabulary()
+TOKENIZER = base_model.build_tokenizer(WORDS)
+STAGES = {stage.__name__: stage for stage in drills.STAGES}
+phrases = st.lists(st.sampled_from(WORDS) | st.integers(0, 99).map(str), min_size=1, max_size=5).map(" ".join)
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+@given(memory=phrases, label=phrases, index=st.integers(1, 40), verb=st.sampled_from(drills.VERBS))
+def test_answers_survive_the_tokenizer(memory: str, label: str, index: int, verb: str) -> None:
+    """decode(encode(x)) == x for every canonical answer over the vocabulary, and a word is one token wherever it stands."""
+    goal = drills.Goal(verb, None if verb == "back" else label, label if verb in ("type", "select", "done") else None)
+    text = drills.answer_text(goal, index, memory)
+    ids = encode(text)
+    assert TOKENIZER.unk_token_id not in ids
+    assert TOKENIZER.decode(ids) == text
+    assert isinstance(parse_agent_output(text), AgentOutput)
+    word = encode(label.split()[0])
+    assert len(word) == 1
+    assert verb == "back" or word[0] in ids
+
+
+@given(st.text())
+def test_any_text_has_tokens(text: str) -> None:
+    """What the policy typed into a page may come back in a prompt: nothing raises, unknown words become <unk>."""
+    assert len(encode(text)) <= 2 * len(text) + 1
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_drills_are_answerable(name: str) -> None:
+    """The page and the tail hold the answer: an index belongs to the element of that label, a value stands in the task or on the page."""
+    words = drills.Words(WORDS, CONFIG, ())
+    for seed in range(60):
+        drill = STAGES[name](random.Random(seed), words)
+        page = "".join(part.text for message in drill.page for part in message.parts if isinstance(part, Text))
+        for turn in drill.turns:
+            if not turn.target.endswith("}"):
+                continue
+            output = parse_agent_output(turn.target)
+            assert isinstance(output, AgentOutput)
+            assert canonical_text(output, thinking=False) == turn.target
+            (action,) = output.actions
+            goal = output.next_goal.split()
+            if "index" in action.params:
+                line = page[page.index(f"[{action.params['index']}]<") :].split("\n[")[0]
+                assert goal[1] in line
+            if "text" in action.params:
+                assert goal[-1] == action.params["text"]
+                assert goal[-1] in (page if action.name == "done" else turn.tail)
+
+
+def test_splits_share_no_entity() -> None:
+    """Each split has names of its own, all of them in the vocabulary."""
+    train, dev, held_out = (set(entities(split)) for split in ("train", "dev", "held-out"))
+    assert not train & dev | train & held_out | dev & held_out
+    assert train | dev | held_out <= set(WORDS)
+    with pytest.raises(ValueError, match="expected one of"):
+        entities("test")  # type: ignore[arg-type]
+
+
+def test_weights_are_zero_on_what_is_given(tmp_path: Path) -> None:
+    """Only the answer is trained, and of it only what follows the given part; words weigh more than structure."""
+    policy = PolicyModel(base_model.build_model(TOKENIZER, 0), TOKENIZER, prompt_config=CONFIG)
+    words = drills.Words(WORDS, CONFIG, base_model.draw_pictures(tmp_path, CONFIG, 2, 0))
+    encoder = base_model.DrillEncoder(policy, tmp_path)
+    drill = drills.slots(random.Random(3), words)
+    ids, weights = encoder.turns(drill)
+    for turn, row, weight in zip(drill.turns, ids, weights, strict=True):
+        trained = TOKENIZER.decode([i for i, w in zip(row, weight.tolist(), strict=True) if w])
+        assert (turn.target + "<|im_end|>").endswith(trained.strip())
+        assert {round(w, 6) for w in weight.tolist()} <= {0.0, base_model.STRUCTURE_WEIGHT, 1.0}
+    batch = encoder.batch([drill, drills.recall(random.Random(1), words)])
+    assert len(batch.weights) == len(batch.pack.targets)
+
+
+@pytest.mark.slow
+def test_a_minute_of_drills_teaches_recall(tmp_path: Path) -> None:
+    """Training from scratch passes the first stage: the recipe that made the committed base still works."""
+    torch.set_num_threads(1)
+    policy = PolicyModel(base_model.build_model(TOKENIZER, 0), TOKENIZER, prompt_config=CONFIG)
+    words = drills.Words(WORDS, CONFIG, base_model.draw_pictures(tmp_path, CONFIG, 8, 0))
+    encoder = base_model.DrillEncoder(policy, tmp_path)
+    base_model.train(policy, encoder, words, seed=0, seconds=90)
+    assert base_model.skills(policy, encoder, words)["recall"] > 0.8
+
+
+def test_the_committed_base_has_the_skills_that_it_claims(tmp_path: Path) -> None:
+    """Fresh drills give the accuracies of skills.json, within sampling error."""
+    policy = PolicyModel.load(base_model.BASE_FOLDER)
+    assert policy.prompt_config == CONFIG
+    words = drills.Words(WORDS, CONFIG, base_model.draw_pictures(tmp_path, CONFIG, 8, 5))
+    measured = base_model.skills(policy, base_model.DrillEncoder(policy, tmp_path), words, seed=7, count=24)
+    claimed = json.loads((base_model.BASE_FOLDER / "skills.json").read_text())["skills"]
+    assert measured == pytest.approx(claimed, abs=0.12)

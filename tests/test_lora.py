@@ -1,0 +1,150 @@
+"""Laws of the adapters."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_model import tiny_policy
+
+from rmsweb.engine.lora import add_lora, disabled, load_adapter, lora_layers, merge, merged, merged_state_dict, save_adapter
+from rmsweb.engine.packing import Group, make_pack
+from rmsweb.records import Message, Text
+
+
+def logprobs(policy):
+    messages = [Message(role="user", parts=(Text(tag="task", text="press the button"),))]
+    prompt = policy.encode_prompt(messages, None)
+    return policy.response_logprobs(make_pack([Group(prompt, (policy.encode_response("yes"), policy.encode_response("no")))]))
+
+
+def adapted(scope="language", **arguments):
+    policy = tiny_policy(std=0.1)
+    parameters = add_lora(policy.model, rank=4, alpha=8, scope=scope, **arguments)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in parameters[1::2]:  # B
+        parameter.data.normal_(std=0.1, generator=generator)
+    return policy, parameters
+
+
+def test_a_new_adapter_changes_nothing_and_a_disabled_one_neither():
+    """B starts at zero; with adapters disabled the model is the base, bit by bit."""
+    base = logprobs(tiny_policy(std=0.1))
+    fresh = tiny_policy(std=0.1)
+    add_lora(fresh.model, rank=4, alpha=8)
+    torch.testing.assert_close(logprobs(fresh), base)
+    policy, _ = adapted()
+    assert (logprobs(policy) - base).abs().max() > 1e-2
+    with disabled(policy.model):
+        assert torch.equal(logprobs(policy), base)
+    assert (logprobs(policy) - base).abs().max() > 1e-2
+
+
+def test_merged_equals_unmerged():
+    """Merging for good, merging for a while, and the merged state dict all give the adapted model; the while leaves the old bytes."""
+    policy, _ = adapted()
+    expected = logprobs(policy)
+    before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    with merged(policy.model):
+        torch.testing.assert_close(logprobs(policy), expected, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.model.state_dict().items())
+    state = merged_state_dict(policy.model)
+    merge(policy.model)
+    assert not lora_layers(policy.model)
+    assert state.keys() == policy.model.state_dict().keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in policy.model.state_dict().items())
+    torch.testing.assert_close(logprobs(policy), expected, rtol=1e-4, atol=1e-4)
+    add_lora(policy.model, rank=2, alpha=4)  # RL puts a new adapter on the merged SFT model
+
+
+def test_gradients_reach_adapters_alone():
+    """The base is frozen; every adapter on the way gets a gradient."""
+    policy, parameters = adapted()
+    logprobs(policy).sum().backward()
+    assert [name for name, p in policy.model.named_parameters() if p.requires_grad] == [
+        f"{name}.{leaf}" for name in lora_layers(policy.model) for leaf in ("lora_A", "lora_B")
+    ]
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in parameters)
+
+
+@pytest.mark.parametrize(("scope", "per_layer", "per_block", "other"), [("attn", 4, 0, 0), ("language", 7, 0, 0), ("attn+vision", 4, 2, 0), ("all", 7, 4, 6)])
+def test_scopes(scope, per_layer, per_block, other):
+    """Two decoder layers, two vision blocks, and three mergers of two layers each."""
+    policy, _ = adapted(scope)
+    names = list(lora_layers(policy.model))
+    assert len(names) == 2 * per_layer + 2 * per_block + other
+    assert not any("lm_head" in name or "patch_embed" in name for name in names)
+
+
+def test_long_rows_equal_short_ones():
+    """A row so long that weight and adapter are summed first gives what its parts give, in value and gradient."""
+    holder = torch.nn.Module()
+    holder.language_model = torch.nn.Module()
+    holder.language_model.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"self_attn": torch.nn.ModuleDict({"q_proj": torch.nn.Linear(6, 5)})})])
+    parameters = add_lora(holder, rank=2, alpha=3, scope="attn")
+    (layer,) = lora_layers(holder).values()
+    layer.lora_B.data.normal_()
+    x = torch.randn(30, 6)
+    results = []
+    for out in (layer(x), torch.cat([layer(part) for part in x.split(3)])):
+        results.append([out, *torch.autograd.grad((out * x[:, :5]).sum(), parameters)])
+    for whole, parts in zip(*results, strict=True):
+        torch.testing.assert_close(whole, parts)
+
+
+def test_dropout_only_in_training():
+    """Dropout changes the adapter's input in training and not in evaluation."""
+    policy, _ = adapted(dropout_p=0.5)
+    assert torch.equal(logprobs(policy), logprobs(policy))
+    policy.model.train()
+    assert not torch.equal(logprobs(policy), logprobs(policy))
+
+
+def test_adapter_file_round_trip(tmp_path):
+    """The common layout: names, shapes, config; loading gives the same model."""
+    policy, _ = adapted("attn")
+    save_adapter(policy.model, tmp_path, "base")
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    assert tensors["base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (4, 64)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8)
+    other = tiny_policy(std=0.1)
+    load_adapter(other.model, tmp_path)
+    assert torch.equal(logprobs(other), logprobs(policy))
+    with pytest.raises(ValueError, match="already"):
+        load_adapter(other.model, tmp_path)
+    with pytest.raises(ValueError, match="lora_A has shape"):
+        load_adapter(tiny_policy(hidden=32).model, tmp_path)
+
+
+def test_bfloat16_base_keeps_float32_adapters():
+    """Adapters stay float32 on a bfloat16 base, the output is bfloat16, and a merge for a while gives back the same bytes."""
+    base = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    wrapped = torch.nn.ModuleDict(
+        {"language_model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.ModuleDict({"self_attn": torch.nn.ModuleDict({"q_proj": base[0]})})])})}
+    )
+    wrapped.to(torch.bfloat16)
+    add_lora(wrapped, rank=2, alpha=4, scope="attn")
+    (layer,) = lora_layers(wrapped).values()
+    layer.lora_B.data.normal_()
+    weight = layer.weight.data.clone()
+    assert layer.lora_A.dtype == torch.float32
+    assert layer(torch.ones(1, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    with merged(wrapped):
+        assert not torch.equal(layer.weight, weight)
+    assert torch.equal(layer.weight, weight)
+
+
+def test_bad_input():
+    """Rank zero, an unknown scope, adapters twice, and a model without such layers are errors."""
+    policy, _ = adapted()
+    with pytest.raises(ValueError, match="rank 0"):
+        add_lora(policy.model, rank=0, alpha=1)
+    with pytest.raises(ValueError, match="unknown scope"):
+        add_lora(policy.model, rank=1, alpha=1, scope="everything")
+    with pytest.raises(ValueError, match="already"):
+        add_lora(policy.model, rank=1, alpha=1)
+    with pytest.raises(ValueError, match="no linear layer"):
+        add_lora(torch.nn.Linear(2, 2), rank=1, alpha=1)
+    with pytest.raises(ValueError, match="no adapters"):
+        save_adapter(tiny_policy().model, None, "")

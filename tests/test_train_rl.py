@@ -1,0 +1,167 @@
+"""Laws of the RL script."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rl_world import INDICES, mined, ordinary, wavering_policy, write_states
+from safetensors.torch import load_file
+from tiny_model import SMALL_PROMPT
+
+import train_rl
+from rmsweb.engine.policy import PolicyModel
+from rmsweb.prompt import save_prompt_config
+from rmsweb.records import RecordError
+
+ROOT = Path(train_rl.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A wavering SFT checkpoint, mined train states (one hidden index), mined and ordinary dev states."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("rl")
+    wavering_policy().save(root / "model")
+    hidden = dataclasses.replace(mined(6), sample_id="hidden", prompt_indices=(9,))
+    write_states(root / "train", [*[mined(index) for index in INDICES], hidden])
+    write_states(root / "dev", [mined(index, split="dev") for index in INDICES[:4]])
+    write_states(root / "dev", [ordinary(index, split="dev") for index in INDICES])
+    return root
+
+
+def flags(world, out, *more):
+    sizes = ["--train-batch", 4, "--mini-batch", 2, "--num-rollouts", 4, "--max-generation-batches", 2, "--response-budget", 40]
+    lora = ["--lora-rank", 8, "--lora-alpha", 16, "--lr", 1e-3, "--max-steps", 4, "--save-every", 2, "--seed", 0, "--threads", 1, "--device", "cpu"]
+    return [str(flag) for flag in ["--model", world / "model", "--states", world / "train/mined.jsonl", "--out", out, *sizes, *lora, *more]]
+
+
+def run(world, out, *more):
+    return train_rl.main(flags(world, out, *more))
+
+
+def metrics(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(out):
+    return [{name: value for name, value in row.items() if not name.endswith(("_s", "_gb"))} for row in metrics(out) if "generated" in row]
+
+
+def weights(out):
+    return load_file(out / "checkpoint-last" / "model.safetensors")
+
+
+def test_trains_and_writes_a_run_folder(world, tmp_path):
+    """Every step is logged with App. J's statistics, dev states choose the best checkpoint, both checkpoints load and the adapter is there."""
+    out = tmp_path / "a"
+    run(world, out, "--dev-states", world / "dev/mined.jsonl", world / "dev/samples.jsonl", "--dev-count", 6)
+    rows = steps(out)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    wanted = {"reward_mean", "best_of_n", "reward_std", "std_rejected_frac", "competence_rejected_frac", "cells", "gap", "correct_logprob", "wrong_logprob"}
+    wanted |= {"own_reasoning_logprob", "rollout_log_ppl", "kl", "ppo_kl", "clip_frac", "grad_norm", "accepted", "retained", "dropped", "generated"}
+    assert all(wanted <= row.keys() for row in rows)
+    first = metrics(out)[0]
+    assert (first["states"], first["left_out"]) == (6, {"target's index is not in the prompt": 1})
+    dev = [row for row in metrics(out) if "dev_reward" in row]
+    assert [row["step"] for row in dev] == [0, 2, 4]
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["dev_mined"], summary["dev_ordinary"]) == (3, 3)
+    assert summary["best_dev_reward"] == max(row["dev_reward"] for row in dev)
+    assert summary["prompts"] == sum(row["generated"] for row in rows)
+    assert dev[summary["best_step"] // 2]["dev_reward"] == summary["best_dev_reward"]
+    for name in ("checkpoint-best", "checkpoint-last"):
+        assert PolicyModel.load(out / name).prompt_config == SMALL_PROMPT
+    assert (out / "adapter/adapter_config.json").exists()
+
+
+def test_resume_equals_an_uninterrupted_run(world, tmp_path):
+    """A run whose last steps are lost goes on from its state to the same weights and statistics."""
+    run(world, tmp_path / "whole")
+    run(world, tmp_path / "cut", "--max-steps", 2)
+    run(world, tmp_path / "cut", "--resume")
+    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert steps(tmp_path / "cut") == steps(tmp_path / "whole")
+
+
+def test_only_the_attention_of_the_language_model_changes(world, tmp_path):
+    """Merged q, k, v and o projections differ from the SFT checkpoint, nothing else does; without dev states the last checkpoint is the best."""
+    run(world, tmp_path / "a", "--max-steps", 2)
+    before, after = load_file(world / "model/model.safetensors"), weights(tmp_path / "a")
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {
+        name for name in after if "language_model" in name and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"))
+    }
+    best = load_file(tmp_path / "a/checkpoint-best/model.safetensors")
+    assert all(torch.equal(best[name], after[name]) for name in after)
+
+
+def test_full_corpus_and_dapo_are_flags(world, tmp_path):
+    """Supervised samples serve as states (full-corpus ablation); DAPO clips at 0.28 and retains nothing; token-mean runs."""
+    file = write_states(tmp_path / "full", [*[ordinary(index) for index in INDICES], dataclasses.replace(ordinary(1), kind="extraction")])
+    run(world, tmp_path / "a", "--states", file, "--algorithm", "dapo", "--min-std", 0, "--aggregation", "token-mean", "--max-steps", 1)
+    assert metrics(tmp_path / "a")[0]["left_out"] == {"not an action state": 1}
+    assert steps(tmp_path / "a")[0]["retained"] == 0
+    assert set(steps(tmp_path / "a")[0]["cells"]) == {"ordinary"}
+    parse = train_rl.parse_config
+    assert parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo")).step_config().objective.clip_high == 0.28
+    assert parse(train_rl.Config, flags(world, tmp_path)).step_config().objective.clip_high == 0.32
+    assert parse(train_rl.Config, flags(world, tmp_path, "--clip-high", "0.4", "--algorithm", "dapo")).step_config().objective.clip_high == 0.4
+
+
+def test_defaults_are_the_papers():
+    """App. G, as flags."""
+    config = train_rl.parse_config(train_rl.Config, ["--model", "m", "--states", "s", "--out", "o"])
+    assert (config.train_batch, config.mini_batch, config.num_rollouts, config.max_generation_batches) == (64, 16, 8, 16)
+    assert (config.lr, config.lora_rank, config.lora_alpha, config.lora_scope) == (8e-6, 64, 128.0, "attn")
+    assert (config.response_budget, config.token_budget, config.min_std) == (2048, 20_480, 0.10)
+    objective = config.step_config().objective
+    assert (objective.clip_low, objective.clip_high, objective.salvage_weight, objective.kl_weight) == (0.2, 0.32, 0.10, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--shard",)])
+def test_two_processes_equal_one(world, tmp_path, more):
+    """Two gloo processes draw the same rollouts and take the same steps as one process."""
+    common = ("--max-steps", 3, "--token-budget", 150, "--dev-states", world / "dev/mined.jsonl")
+    run(world, tmp_path / "one", *common)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train_rl.py")]
+    arguments = flags(world, tmp_path / "two", *common, *more)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = steps(tmp_path / "one"), steps(tmp_path / "two")
+    for name in ("generated", "accepted", "retained", "cells", "sampled_tokens"):
+        assert [row[name] for row in one] == [row[name] for row in two]
+    for name in ("loss", "kl", "gap", "rollout_log_ppl"):
+        assert [row[name] for row in two] == pytest.approx([row[name] for row in one], rel=1e-3, abs=1e-5)
+    a, b = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, value in a.items():
+        torch.testing.assert_close(b[name], value, rtol=0, atol=1e-4)
+
+
+def test_bad_input_is_named(world, tmp_path):
+    """A wrong split, hash, kind of file, prompt config, or size is refused in words."""
+    with pytest.raises(ValueError, match="is of split dev, expected train"):
+        run(world, tmp_path / "x", "--states", world / "dev/mined.jsonl")
+    with pytest.raises(ValueError, match="was made with prompt config"):
+        run(world, tmp_path / "x", "--states", write_states(tmp_path / "stale", [dataclasses.replace(mined(1), prompt_config="0")]))
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/mined.jsonl").write_text('{"schema_version": 1, "kind": "Task"}\n')
+    save_prompt_config(SMALL_PROMPT, tmp_path / "odd/prompt_config.json")
+    with pytest.raises(RecordError, match="expected one of a MinedState or StepSample file"):
+        run(world, tmp_path / "x", "--states", tmp_path / "odd/mined.jsonl")
+    save_prompt_config(dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "odd/prompt_config.json")
+    with pytest.raises(ValueError, match="history_steps"):
+        run(world, tmp_path / "x", "--dev-states", tmp_path / "odd/mined.jsonl")
+    with pytest.raises(ValueError, match="no usable state"):
+        run(world, tmp_path / "x", "--response-budget", 3)
+    for flag, value in (("--num-rollouts", 1), ("--mini-batch", 0), ("--lr", 0), ("--clip-low", 1), ("--min-std", 1)):
+        with pytest.raises(ValueError, match="expected|must be"):
+            run(world, tmp_path / "x", flag, value)
+    assert not (tmp_path / "x" / "checkpoint-last").exists()

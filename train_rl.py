@@ -1,0 +1,279 @@
+"""Salvage-DS reinforcement learning on mined states (App. G): mined.jsonl and the SFT checkpoint -> merged RL checkpoint.
+
+Training is offline: at each mined state the policy samples answers, which are scored against the verified action without a browser. One step is
+`rmsweb.engine.rl.rl_step`. Runs on one CPU process and under `torchrun --nproc_per_node 8 train_rl.py`; the number of ranks changes no sample.
+
+The adapters start on the merged SFT checkpoint, which without them is the reference of the KL. Every --save-every steps the greedy reward on --dev-states
+decides whether the weights become checkpoint-best; step 0, the SFT policy itself, takes part.
+
+ours: constant learning rate without warm-up, AdamW with weight decay 0.01, gradient clip 1.0: the paper does not say. ours: dev states are half mined and half
+ordinary, because the reward on mined states alone rises while episodes get worse.
+"""
+
+import random
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rmsweb.engine.distributed import Ranks, ranks, shard
+from rmsweb.engine.lora import add_lora
+from rmsweb.engine.policy import PolicyModel, checkpoint_layers
+from rmsweb.engine.rl import State, StepConfig, greedy_rewards, make_state, rl_step
+from rmsweb.engine.training import Optimizer, constant, load_training_state, save_checkpoint, save_training_state
+from rmsweb.gating import MIN_STD
+from rmsweb.objective import CLIP_HIGH, CLIP_LOW, KL_WEIGHT, SALVAGE_WEIGHT, ObjectiveConfig
+from rmsweb.prompt import PromptConfig, differing_fields, load_prompt_config
+from rmsweb.records import MinedState, RecordError, StepSample, read_records
+from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
+
+DAPO_CLIP_HIGH = 0.28  # DAPO's own Clip-Higher
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Salvage-DS on mined states. Defaults are the paper's (App. G)."""
+
+    model: str = opt(help="checkpoint folder of the merged SFT policy; without adapters it is the reference of the KL")
+    states: tuple[Path, ...] = opt(help="mined.jsonl files (or samples.jsonl for the full-corpus ablation), each in its run folder beside screenshots/")
+    out: Path = opt(help="run folder to write")
+    dev_states: tuple[Path, ...] = opt((), "mined.jsonl and samples.jsonl files of split dev: greedy reward on equally many of each chooses checkpoint-best")
+    dev_count: int = opt(200, "dev states at most, half mined and half ordinary where both are there")
+    max_steps: int = opt(100, "training steps")
+    train_batch: int = opt(64, "accepted groups a step (B); paper: 64")
+    mini_batch: int = opt(16, "groups an optimizer step (M); paper: 16")
+    num_rollouts: int = opt(8, "rollouts a prompt (n); paper: 8")
+    max_generation_batches: int = opt(16, "generation batches of B prompts a step at most; paper: 16")
+    lr: float = opt(8e-6, "learning rate, constant; paper: 8e-6")
+    weight_decay: float = opt(0.01, "AdamW weight decay")
+    clip: float = opt(1.0, "largest gradient norm")
+    lora_rank: int = opt(64, "rank of the adapters; paper: 64")
+    lora_alpha: float = opt(128.0, "scale of the adapters is alpha / rank; paper: 128")
+    lora_scope: Literal["attn", "attn+vision"] = opt(
+        "attn", "linear layers with adapters: q, k, v, o of the language model, or the vision tower's qkv and proj too"
+    )
+    algorithm: Literal["salvage-ds", "dapo"] = opt("salvage-ds", "dapo: no competence gate, no salvage anchor, clip [0.2, 0.28] (Table 2)")
+    salvage_weight: float = opt(SALVAGE_WEIGHT, "weight of the salvage anchor; 0: anchor-free ablation; paper: 0.10")
+    kl_weight: float = opt(KL_WEIGHT, "weight of the KL brake; paper: 1e-3")
+    clip_low: float = opt(CLIP_LOW, "lower clip of the importance ratio; paper: 0.2")
+    clip_high: float | None = opt(None, f"upper clip of the importance ratio; default {CLIP_HIGH} (paper), with dapo {DAPO_CLIP_HIGH}")
+    dual_clip: float | None = opt(None, "bound c of the loss of negative advantages (3 is usual); default: none")
+    min_std: float = opt(MIN_STD, "smallest within-group standard deviation of an accepted group; 0: any above 0; paper: 0.10")
+    aggregation: Literal["seq-mean-token-mean", "token-mean"] = opt("seq-mean-token-mean", "how token losses are averaged; paper: seq-mean-token-mean")
+    response_budget: int = opt(2048, "longest rollout in tokens; paper: 2048")
+    token_budget: int = opt(20_480, "tokens of a packed row on one rank; changes speed and memory, never the loss; paper: 20480")
+    save_every: int = opt(10, "steps between dev evaluations and training states")
+    seed: int = opt(42, "seed of prompt order, rollouts and adapters")
+    dtype: Literal["auto", "float32", "bfloat16"] = opt("auto", "dtype of the frozen weights; auto: bfloat16 on a GPU, float32 on a CPU")
+    device: Literal["auto", "cpu", "cuda"] = opt("auto", "where to compute")
+    shard: bool = opt(False, "shard the weights over the ranks (FSDP2); off: every rank holds them all")
+    recompute: bool = opt(False, "recompute decoder layers in backward: less memory, about a third slower")
+    threads: int = opt(0, "torch threads of a process; 0: torch's default")
+    resume: bool = opt(False, "go on with the run in --out")
+
+    def __post_init__(self) -> None:
+        counts = ("train_batch", "mini_batch", "max_generation_batches", "response_budget", "token_budget", "save_every", "max_steps", "lora_rank", "dev_count")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1")
+        if self.num_rollouts < 2:
+            raise ValueError(f"--num-rollouts {self.num_rollouts}: expected at least 2, a single rollout has no contrast")
+        if self.lr <= 0 or self.clip <= 0 or self.threads < 0 or not 0 <= self.min_std < 1:
+            raise ValueError("--lr and --clip must be positive, --threads not negative, --min-std in [0, 1)")
+        self.step_config()
+
+    def step_config(self) -> StepConfig:
+        """The part of the configuration that is the algorithm."""
+        high = self.clip_high if self.clip_high is not None else DAPO_CLIP_HIGH if self.algorithm == "dapo" else CLIP_HIGH
+        return StepConfig(
+            train_batch=self.train_batch,
+            mini_batch=self.mini_batch,
+            num_rollouts=self.num_rollouts,
+            max_generation_batches=self.max_generation_batches,
+            response_budget=self.response_budget,
+            token_budget=self.token_budget,
+            algorithm=self.algorithm,
+            min_std=self.min_std,
+            objective=ObjectiveConfig(
+                clip_low=self.clip_low,
+                clip_high=high,
+                dual_clip=self.dual_clip,
+                salvage_weight=self.salvage_weight,
+                kl_weight=self.kl_weight,
+                aggregation=self.aggregation,
+            ),
+            seed=self.seed,
+        )
+
+
+def read_prompt_config(config: Config) -> PromptConfig:
+    """The prompt configuration beside the first states; ValueError naming the file and the field where another file's differs."""
+    files = [path.parent / "prompt_config.json" for path in (*config.states, *config.dev_states)]
+    wanted = load_prompt_config(files[0])
+    for file in files:
+        other = load_prompt_config(file)
+        if other != wanted:
+            raise ValueError(f"{file}: differs from {files[0]} in {', '.join(differing_fields(wanted, other))}")
+    return wanted
+
+
+def record_kind(file: Path) -> type[StepSample]:
+    """Whether a file holds mined states or samples, by its header; RecordError where it holds something else."""
+    with open(file, encoding="utf-8") as lines:
+        first = lines.readline()
+    for kind in (MinedState, StepSample):
+        if f'"{kind.__name__}"' in first:
+            return kind
+    raise RecordError(f"{file}:1: header is {first.strip()[:80]!r}, expected one of a MinedState or StepSample file")
+
+
+def read_states(files: Sequence[Path], policy: PolicyModel, config: Config, split: str) -> tuple[list[State], Counter[str]]:
+    """States of the files in order, and how many records were left out for which reason."""
+    assert policy.prompt_config is not None
+    states: list[State] = []
+    left_out: Counter[str] = Counter()
+    make = partial(make_state, policy=policy, prompt_budget=policy.prompt_config.prompt_budget, response_budget=config.response_budget)
+    for file in files:
+        for sample in progress(read_records(file, record_kind(file)), label=f"{split} states"):
+            if sample.prompt_config != policy.prompt_config.hash:
+                raise ValueError(f"{file}: {sample.sample_id} was made with prompt config {sample.prompt_config}, expected {policy.prompt_config.hash}")
+            if sample.split != split:
+                raise ValueError(f"{file}: {sample.sample_id} is of split {sample.split}, expected {split}")
+            state = make(sample, file.parent)
+            if isinstance(state, str):
+                left_out[state] += 1
+            else:
+                states.append(state)
+    if not states:
+        raise ValueError(f"{', '.join(map(str, files))}: no usable state ({dict(left_out)})")
+    return states, left_out
+
+
+def choose_dev(states: Sequence[State], count: int, seed: int) -> tuple[list[State], list[State]]:
+    """Equally many mined and ordinary dev states, at most `count` together, drawn by seed; all of one kind where the other is missing."""
+    kinds = [[state for state in states if isinstance(state.sample, MinedState) == mined] for mined in (True, False)]
+    half = min(count // 2, *map(len, kinds)) if all(kinds) else count
+    mined, ordinary = (random.Random(seed).sample(kind, min(half, len(kind))) for kind in kinds)
+    return mined, ordinary
+
+
+def prepare_policy(config: Config, group: Ranks) -> tuple[PolicyModel, list[torch.nn.Parameter]]:
+    """The SFT policy with fresh adapters, and the adapters' parameters."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    half = config.dtype == "bfloat16" or (config.dtype == "auto" and group.device.type == "cuda")
+    dtype = torch.bfloat16 if half else torch.float32
+    policy = PolicyModel.load(config.model, dtype=dtype, device="cpu" if config.shard else group.device, prompt_config=read_prompt_config(config))
+    torch.manual_seed(config.seed)
+    parameters = add_lora(policy.model, rank=config.lora_rank, alpha=config.lora_alpha, scope=config.lora_scope)
+    if config.recompute:
+        checkpoint_layers(policy.model)
+    if config.shard:
+        shard(policy, group, torch.bfloat16 if half else None)
+    return policy, parameters
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """Peak memory of this process so far, in GiB: the GPU's where there is one, else resident memory."""
+    used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return used / 2**30
+
+
+class Run:
+    """A training run: its policy, states, folder, and how far it got."""
+
+    def __init__(self, config: Config, group: Ranks) -> None:
+        self.config, self.group, self.step_config = config, group, config.step_config()
+        self.policy, parameters = prepare_policy(config, group)
+        self.states, self.left_out = read_states(config.states, self.policy, config, "train")
+        self.mined_dev, self.ordinary_dev = [], []  # type: list[State], list[State]
+        if config.dev_states:
+            self.mined_dev, self.ordinary_dev = choose_dev(read_states(config.dev_states, self.policy, config, "dev")[0], config.dev_count, config.seed)
+        self.folder = RunFolder(config.out, resume=config.resume, config=config, may_differ=("threads", "token_budget", "save_every", "max_steps"))
+        rate = partial(constant, total=config.max_steps, peak=config.lr)
+        self.optimizer = Optimizer(parameters, group, rate, weight_decay=config.weight_decay, clip=config.clip)
+        self.step, self.position, self.best, self.best_step = 0, 0, -1.0, 0
+        if config.resume:
+            state = load_training_state(config.out / "state", self.policy, self.optimizer, group)
+            if state is not None:
+                self.step, self.position, self.best, self.best_step = state["step"], state["position"], state["best"], state["best_step"]
+
+    def log(self, values: dict[str, Any]) -> None:
+        if self.group.is_main:
+            self.folder.metrics({"step": self.step, **values})
+
+    def save(self, name: str, *, adapter: bool = False) -> None:
+        out = self.config.out
+        save_checkpoint(self.policy, self.group, out / name, adapter=out / "adapter" if adapter else None, base_name=self.config.model)
+
+    def evaluate(self) -> None:
+        """Greedy reward on the dev states; the best checkpoint so far is kept."""
+        if not self.mined_dev and not self.ordinary_dev:
+            return
+        values = greedy_rewards(self.policy, self.group, [*self.mined_dev, *self.ordinary_dev], response_budget=self.config.response_budget)
+        parts = {"dev_mined": values[: len(self.mined_dev)], "dev_ordinary": values[len(self.mined_dev) :]}
+        mean = sum(values) / len(values)
+        self.log({"dev_reward": mean} | {name: sum(part) / len(part) for name, part in parts.items() if part})
+        if mean > self.best:
+            self.best, self.best_step = mean, self.step
+            self.save("checkpoint-best", adapter=True)
+
+    def save_state(self) -> None:
+        extra = {"step": self.step, "position": self.position, "best": self.best, "best_step": self.best_step}
+        save_training_state(self.config.out / "state", self.policy, self.optimizer, self.group, extra)
+
+    def __call__(self) -> None:
+        """Trains to the end and writes the checkpoints."""
+        start, bar = time.perf_counter(), progress(total=self.config.max_steps, initial=self.step, label="rl")
+        if self.step == 0:
+            self.log({"states": len(self.states), "left_out": self.left_out, "trained_parameters": sum(p.numel() for p in self.optimizer.parameters)})
+            self.evaluate()
+        figures = ""
+        while self.step < self.config.max_steps:
+            begun = time.perf_counter()
+            values, self.position = rl_step(
+                self.policy,
+                self.group,
+                self.states,
+                self.optimizer,
+                self.step_config,
+                step=self.step,
+                position=self.position,
+                report=lambda phase: bar.set_postfix_str(f"{figures}{phase}"),  # noqa: B023 (used within the iteration)
+            )
+            self.step += 1
+            seconds = time.perf_counter() - begun
+            values |= {"epoch": self.position / len(self.states), "step_s": seconds, "memory_gb": peak_memory_gb(self.group.device)}
+            self.log(values | {"sampled_tokens_per_s": values["sampled_tokens"] / values["sample_s"]})
+            if self.step % self.config.save_every == 0 or self.step == self.config.max_steps:
+                self.evaluate()
+                self.save_state()
+            groups = f"{values['accepted']}+{values['retained']} groups"
+            figures = f"reward {values['reward_mean']:.3f}, {groups}, gap {values['gap']:+.2f}, kl {values['kl']:.4f}, "
+            bar.update()
+        bar.close()
+        self.save("checkpoint-last", adapter=not self.config.dev_states)
+        if not self.config.dev_states:
+            self.save("checkpoint-best")
+        if self.group.is_main:
+            dev = {"best_dev_reward": self.best, "best_step": self.best_step, "dev_mined": len(self.mined_dev), "dev_ordinary": len(self.ordinary_dev)}
+            counts = {"states": len(self.states), "left_out": self.left_out, "steps": self.step, "updates": self.optimizer.num_steps, "prompts": self.position}
+            write_json(self.config.out / "summary.json", counts | (dev if self.config.dev_states else {}) | {"seconds": time.perf_counter() - start})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config = parse_config(Config, argv, prog="train_rl.py", description=f"{__doc__}\n{Config.__doc__}")
+    with ranks(config.device) as group:
+        Run(config, group)()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))
