@@ -162,6 +162,6 @@ def test_bad_input_is_named(world, tmp_path):
     with pytest.raises(ValueError, match="no usable state"):
         run(world, tmp_path / "x", "--response-budget", 3)
     for flag, value in (("--num-rollouts", 1), ("--mini-batch", 0), ("--lr", 0), ("--clip-low", 1), ("--min-std", 1)):
-        with pytest.raises(ValueError, match="expected|must be"):
+        with pytest.raises(ValueError, match=r"expected|must be"):
             run(world, tmp_path / "x", flag, value)
     assert not (tmp_path / "x" / "checkpoint-last").exists()

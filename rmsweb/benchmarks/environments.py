@@ -4,9 +4,6 @@ Purpose: collection and evaluation see the playground, the live web and other lo
 """
 
 import datetime
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib import import_module
 from typing import Protocol
 
 from rmsweb.records import Judgement, Task, Trajectory
@@ -21,9 +18,13 @@ class SessionLike(Protocol):
 
 
 class Environment(Protocol):
-    """`host_map` is what Chromium's --host-resolver-rules gets; `reset` prepares a session for a task and gives the start URL."""
+    """`host_map` is what Chromium's --host-resolver-rules gets, once started; `reset` prepares a session for a task and gives the start URL."""
 
     host_map: str | None
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
     async def reset(self, session: SessionLike, task: Task) -> str: ...
 
@@ -37,6 +38,12 @@ class LiveWeb:
 
     host_map: str | None = None
 
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
     async def reset(self, session: SessionLike, task: Task) -> str:
         """A fresh context; a task without a start URL begins on a blank page."""
         await session.reset()
@@ -47,21 +54,3 @@ class LiveWeb:
 
     def now(self) -> datetime.date:
         return datetime.date.today()
-
-
-@asynccontextmanager
-async def _live() -> AsyncIterator[Environment]:
-    yield LiveWeb()
-
-
-ENVIRONMENTS: dict[str, str] = {"playground": "rmsweb.playground.environment"}  # name -> module with `open_environment()`
-
-
-def open_environment(name: str) -> AbstractAsyncContextManager[Environment]:
-    """The environment of that name, started; ValueError where there is none. Local ones are looked up by module name when asked for."""
-    if name == "live":
-        return _live()
-    if name not in ENVIRONMENTS:
-        raise ValueError(f"environment {name!r}: expected one of {', '.join(['live', *ENVIRONMENTS])}")
-    open_it: Callable[[], AbstractAsyncContextManager[Environment]] = import_module(ENVIRONMENTS[name]).open_environment
-    return open_it()

@@ -65,6 +65,8 @@
   };
   const reveal = (id) => { find(id)?.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" }); };
 
+  const check = (id) => (find(id) ? {} : GONE);
+
   // ------------------------------------------------------------------------------------------ typing, values
   const valueOf = (el) => (text(el) ? el.value : el.isContentEditable ? el.innerText.replace(/\n$/, "") : null);
   const read = (id) => { const el = find(id); return el ? { value: valueOf(el), max: el.maxLength ?? -1 } : GONE; };
@@ -237,5 +239,5 @@
     return parts.join("");
   };
 
-  dom.act = { prepare, frameAt, reveal, read, focus, set, fileField, options, choose, scroll, scrollToText, html, find };
+  dom.act = { check, prepare, frameAt, reveal, read, focus, set, fileField, options, choose, scroll, scrollToText, html, find };
 })();

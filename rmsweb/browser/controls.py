@@ -172,8 +172,7 @@ async def input_text(window: Window, p: dict[str, Any]) -> ActionResult:
     before = "" if clear else focused["value"] or ""
     typed = replace(target, node=focused["id"])
     await (_type(window, text) if text else window.page.keyboard.press("Delete"))
-    if not text.endswith("\n"):
-        await window.settle()
+    await window.settle()
     try:
         found = await call(typed.frame, "read", typed.node, token=typed.token)
     except Error:  # the document is gone: Enter sent a form

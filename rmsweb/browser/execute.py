@@ -47,6 +47,7 @@ async def _go(window: Window, url: str, new_tab: bool = False) -> ActionResult:
         if "Download is starting" in reason or "net::ERR_ABORTED" in reason:
             return ActionResult(message=f"{url} did not open as a page{tab}: it may be a download")
         raise ActionProblem(f"could not open {url[:200]}: {_network_words(reason)}") from None
+    await window.settle()
     status = f" (status {response.status})" if response is not None and response.status >= 400 else ""
     return ActionResult(message=f"opened {url[:200]}{tab}{status}", opened_tab=window.active_tab if new_tab else None)
 

@@ -1,8 +1,6 @@
 """The playground as an environment: a server of its own, a session a task, the site's check as the verdict."""
 
 import datetime
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
 from rmsweb.benchmarks.environments import SessionLike
@@ -14,12 +12,20 @@ TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so
 
 
 class PlaygroundEnvironment:
-    """Implements benchmarks.environments.Environment over a running Server."""
+    """Implements benchmarks.environments.Environment with a server of its own on a free loopback port."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.host_map: str | None = f"MAP *.localhost 127.0.0.1:{server.port}"
+    def __init__(self) -> None:
+        self.server = Server()
+        self.host_map: str | None = f"MAP *.localhost 127.0.0.1:{self.server.port}"
         self._keys: WeakKeyDictionary[SessionLike, str] = WeakKeyDictionary()
+
+    async def start(self) -> None:
+        """Begins to serve."""
+        self.server.start()
+
+    async def stop(self) -> None:
+        """Frees the port."""
+        self.server.stop()
 
     async def reset(self, session: SessionLike, task: Task) -> str:
         """A fresh browser context with a cookie that selects this task's world; ValueError for a task of another benchmark."""
@@ -38,13 +44,3 @@ class PlaygroundEnvironment:
 
     def now(self) -> datetime.date:
         return TODAY
-
-
-@asynccontextmanager
-async def open_environment() -> AsyncIterator[PlaygroundEnvironment]:
-    """Starts a server on a free loopback port for as long as the context lasts."""
-    server = Server().start()
-    try:
-        yield PlaygroundEnvironment(server)
-    finally:
-        server.stop()

@@ -27,7 +27,8 @@ class SiteSession:
             name, value = params.get("name", ""), params.get("value", "")
             if name in OPTIONS and value in OPTIONS[name]:
                 self.state.chosen[name] = value
-            return params.get("next", "/") if params.get("next", "/").startswith("/") else "/"
+            back = params.get("next", "/")
+            return back if back.startswith("/") and not back.startswith("//") else "/"
         return SITES[site](self.world, self.state, path, params)
 
     def check(self, answer: str | None) -> tuple[bool, str]:

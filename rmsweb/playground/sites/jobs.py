@@ -71,5 +71,5 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         state.committed = {label: world.option(label, chosen) for label in world.want} | {"item": state.typed["item"]}
         return "/sent"
     if path == "/sent":
-        return Page("jobs sent", NAV, (Line("application sent", "heading"), Form("/", "continue"), Form("/receipt", "print")), path)
+        return Page("jobs sent", NAV, (Line("request sent", "heading"), Form("/", "continue"), Form("/receipt", "print")), path)
     return Page("jobs other", NAV, (Form("/", "continue"), Form("/print", "print")), path)

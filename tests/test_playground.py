@@ -1,0 +1,223 @@
+"""Laws of the playground: the expert solves every task in three to six steps, splits do not mix, states are deterministic, roles answer over HTTP."""
+
+import asyncio
+import json
+import random
+import re
+import urllib.request
+from collections.abc import Iterator
+from http.cookiejar import CookieJar
+from pathlib import Path
+from urllib.error import HTTPError
+
+import pytest
+from replay import ReplayEnvironment, ReplaySession
+
+from rmsweb.agent import AgentOptions, Episode, is_stalled
+from rmsweb.playground import expert, teacher
+from rmsweb.playground.__main__ import main
+from rmsweb.playground.server import Server
+from rmsweb.playground.sites import SITES, SiteSession
+from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_world, make_worlds, world_of
+from rmsweb.playground.words import entities, vocabulary
+from rmsweb.prompt import load_prompt_config, render_text
+from rmsweb.records import Message, Reply, Source, Split, Task, Trajectory, read_records
+
+CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
+SPLITS: tuple[Split, ...] = ("train", "dev", "held-out")
+
+
+def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = None) -> tuple[Trajectory, bool]:
+    """One episode of the scripted teacher without a browser."""
+
+    async def policy(messages: list[Message], *, seed: int, purpose: str, max_tokens: int) -> Reply:
+        text = render_text(messages)
+        if prompts is not None:
+            prompts.append(text)
+        return Reply(text=teacher.teacher(text, seed))
+
+    async def episode() -> tuple[Trajectory, bool]:
+        session, environment, task = ReplaySession(), ReplayEnvironment(), world.task()
+        start = await environment.reset(session, task)
+        source = Source(script="test", policy="scripted-teacher")
+        options = AgentOptions(max_steps=12)
+        trajectory = await Episode(
+            policy=policy, session=session, task=task, trajectory_id="x", source=source, seed=seed, config=CONFIG, options=options, guide=guide or None
+        ).run(start)
+        return trajectory, (await environment.check(session, trajectory)).verdict == "success"
+
+    return asyncio.run(episode())
+
+
+@pytest.fixture
+def careful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expert without habits and slips."""
+    monkeypatch.setattr(expert, "HABIT", 0.0)
+    monkeypatch.setattr(expert, "WRONG_ROW", 0.0)
+
+
+@pytest.mark.usefixtures("careful")
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_careful_expert_solves_every_task_in_3_to_6_steps(split: Split) -> None:
+    """Every template of every split can be done on its site, in few steps, with pages of 4 to 14 interactive elements and known words only."""
+    known = set(vocabulary())
+    for world in make_worlds(split, 40):
+        prompts: list[str] = []
+        trajectory, success = run(world, "", prompts=prompts)
+        assert success, (world.text, [step.output.next_goal for step in trajectory.steps if step.output])
+        assert 3 <= len(trajectory.steps) <= 6
+        assert not is_stalled(trajectory.steps)
+        for step, prompt in zip(trajectory.steps, prompts, strict=True):
+            assert 4 <= sum(node.index is not None for node in step.observation.nodes) <= 14
+            state = prompt.split("<browser_state>")[1]
+            words = re.findall(r"[A-Za-z]+", re.sub(r"</?\w+>|<\w+|name=|value=|Page:|Task:", " ", state))
+            assert set(words) <= known
+            labels = [node.text or node.attributes.get("name") for node in step.observation.nodes if node.depth or node.attributes]
+            assert len(labels) == len(set(labels))
+
+
+def test_splits_share_no_text_and_no_entity() -> None:
+    """Held-out tasks use names of no other split, on every page, and a template that training never sees."""
+    worlds = {split: make_worlds(split, 60) for split in SPLITS}
+    assert len({world.text for split in SPLITS for world in worlds[split]}) == 180
+    names = {split: set(entities(split)) for split in SPLITS}
+    for split in SPLITS:
+        for world in worlds[split]:
+            assert {world.item, *world.others} <= names[split]
+    assert {world.template for world in worlds["held-out"]} == {*TEMPLATES, *UNSEEN}
+    assert {world.template for world in worlds["train"]} == {world.template for world in worlds["dev"]} == set(TEMPLATES)
+
+
+def test_tasks_are_balanced_and_a_longer_list_begins_with_the_shorter() -> None:
+    """The same seed gives the same task for ever."""
+    assert make_worlds("train", 70)[:35] == make_worlds("train", 35)
+    templates = [world.template for world in make_worlds("train", 70)]
+    assert {templates.count(name) for name in TEMPLATES} <= {9, 10, 11}
+    assert make_world.__wrapped__("shop.buy", 0, "train") == make_world("shop.buy", 0, "train")
+
+
+def test_luck_decides_whether_a_shortcut_does_harm() -> None:
+    """About half of the habitual runs succeed where one habit is in play, and fail where the default is not what was wanted."""
+    outcomes = []
+    for world in make_worlds("train", 140):
+        if world.template == "jobs.fact":
+            _, success = run(world, "")
+            outcomes.append(success)
+            if "region" in expert.habits(world, ""):
+                assert not success or world.default["region"] == world.want["region"]
+    assert 0.2 < sum(outcomes) / len(outcomes) < 0.8
+
+
+def test_a_guide_that_names_the_decision_averts_the_habit_more_often_than_not() -> None:
+    """The mechanism of reflection: what the handler finds wrong, the teacher does right next time in most tasks."""
+    worlds = [world for world in make_worlds("train", 200) if expert.decisions(world)]
+    named = [expert.habits(world, " ".join(expert.decisions(world))) for world in worlds]
+    before = [expert.habits(world, "") for world in worlds]
+    assert sum(map(len, named)) < 0.6 * sum(map(len, before))
+    assert all(after <= first for after, first in zip(named, before, strict=True))
+
+
+def test_the_reflection_handler_names_what_the_run_skipped() -> None:
+    """It sees goals alone, keeps what the previous guide said, and another round gives another guide."""
+    world = next(world for world in make_worlds("train", 20) if world.template == "shop.buy")
+    text = f"<task>\n{world.text}\n</task>\n<run>\ngoal: click {world.item}\ngoal: select color {world.want['color']}\n</run>\n"
+    first = teacher.reflection(text, 0)
+    assert "check size" in first
+    assert "check color" not in first
+    second = teacher.reflection(text + f"<previous_guide>\n- check color yourself\n{first}\n</previous_guide>\n", 0)
+    assert "check color" in second
+    assert second != first
+
+
+def test_the_check_looks_at_answer_and_server_state() -> None:
+    """A right number alone counts, a second number does not; an order counts only with everything that was wanted."""
+    world = next(world for world in make_worlds("train", 20) if world.fact)
+    assert world.solved(f"{world.fact} {world.answer}", None)[0]
+    assert world.solved(world.answer, None)[0]
+    assert not world.solved(f"{world.answer} or 7", None)[0]
+    assert not world.solved(None, None)[0]
+    order = next(world for world in make_worlds("train", 20) if world.template == "shop.buy")
+    assert order.solved("ok", {**order.want, "item": order.item})[0]
+    assert not order.solved("ok", {**order.want, "item": order.others[0]})[0]
+    assert not order.solved("ok", None)[0]
+
+
+def test_random_clicking_never_breaks_a_site() -> None:
+    """Any path and any parameters give a page or a redirect that ends."""
+    r = random.Random(0)
+    names = ("search", "item", "add", "cart", "order", "ordered", "category", "job", "apply", "form", "send", "sent", "enter", "saved", "x", "choose", "")
+    paths = [f"/{name}" for name in names]
+    values = ["", "<b>", "2", "/", "color", "red", "//evil.example"]
+    for world in make_worlds("held-out", 16):
+        session = SiteSession(world)
+        for _ in range(300):
+            keys = r.sample(["name", "product", "value", "next", "page", "applicant"], 3)
+            params = {key: r.choice([world.item, world.others[0], *values]) for key in keys}
+            answer = session.request(f"{r.choice([*SITES, 'other'])}.localhost", r.choice(paths), params)
+            assert not isinstance(answer, str) or re.match(r"/(?!/)", answer)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server().start()
+    yield running
+    running.stop()
+
+
+def test_contexts_do_not_see_each_other(server: Server) -> None:
+    """The cookie selects the state: what one context put into its cart is not in another's."""
+    world = next(world for world in make_worlds("train", 20) if world.template == "shop.buy")
+
+    def get(key: str, path: str) -> str:
+        request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers={"Host": "shop.localhost", "Cookie": f"playground={key}"})
+        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar())).open(request) as answer:
+            return answer.read().decode()
+
+    one, two = server.open(world), server.open(world)
+    assert "<h1" not in get(one, "/")
+    get(one, f"/add?name={world.item}")
+    assert world.item in server.sessions[one].state.cart
+    assert not server.sessions[two].state.cart
+    assert "shop home" in get("unknown", "/")
+
+
+def test_the_scripted_roles_speak_the_openai_format() -> None:
+    """Every role answers over HTTP with text and token counts; bad requests get a 400 that says what was expected."""
+    running = teacher.TeacherServer().start()
+    try:
+        for model in teacher.ROLES:
+            body = {"model": model, "seed": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": "Task: x\n"}]}]}
+            request = urllib.request.Request(running.url + "/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request) as answer:
+                data = json.load(answer)
+            assert data["choices"][0]["message"]["content"]
+            assert data["usage"]["prompt_tokens"] > 0
+        request = urllib.request.Request(running.url + "/chat/completions", b'{"model":"gpt"}', {"Content-Type": "application/json"})
+        with pytest.raises(HTTPError, match="400") as error:
+            urllib.request.urlopen(request)
+        assert b"expected messages" in error.value.read()
+        error.value.close()
+    finally:
+        running.stop()
+
+
+def test_judges_answer_by_the_task() -> None:
+    """The outcome judge knows the fact, not the order; the failure judge names one of the categories."""
+    world = next(world for world in make_worlds("train", 20) if world.fact)
+    assert '"success"' in teacher.outcome_judge(f"<task>\n{world.text}\n</task>\nFinal answer: {world.answer}\n", 0)
+    assert '"not_success"' in teacher.outcome_judge(f"<task>\n{world.text}\n</task>\nFinal answer: 1\n", 0)
+    assert json.loads(teacher.failure_judge(f"<task>\n{world.text}\n</task>\n", 0))["category"]
+    assert teacher.extractor("<page_text>\nprice 30\nstock 2\n</page_text>\nQuery: the price\n", 0) == "price 30"
+
+
+def test_task_files_hold_no_answer(tmp_path: Path) -> None:
+    """`tasks` writes the three splits; no record holds a fact's value or a default."""
+    assert main(["tasks", "--out", str(tmp_path), "--train", "7", "--dev", "7", "--held-out", "8"]) == 0
+    for split, count in (("train", 7), ("dev", 7), ("held-out", 8)):
+        tasks = list(read_records(tmp_path / f"{split}.jsonl", Task))
+        assert len(tasks) == count
+        for task in tasks:
+            assert set(task.environment) == {"site", "template", "seed"}
+            assert world_of(task).task() == task
+    with pytest.raises(ValueError, match="write the task files again"):
+        world_of(Task(task_id="x", text="other", start_url=None, split="train", benchmark="playground", environment={"template": "shop.buy", "seed": 0}))
