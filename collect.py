@@ -141,7 +141,6 @@ class Run:
         """Round `number` of a task, judged: by the site's own check, else by the outcome judge."""
         config = self.config
         seed = derive_seed(config.seed, task.task_id, config.arm, number, 0)
-        await worker.session.reset()
         start_url = await self.environment.reset(worker.session, task)
         episode = Episode(
             policy=self.roles.teacher,

@@ -9,6 +9,7 @@ process was killed between the two) is dropped on resume, so nothing is written 
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -157,7 +158,8 @@ def browser_pool(
     options = BrowserOptions(headless=headless, host_map=host_map, viewport=viewport)
 
     async def open_session(browser: Browser, name: str) -> Session:
-        return await Session.open(browser, folder, image_format=image_format)
+        unused = f"{name}.{time.time_ns():x}"  # an attempt that was killed may have left files under its name
+        return await Session.open(browser, folder, name=unused, image_format=image_format)
 
     return (lambda: Browser.launch(options)), open_session
 

@@ -6,7 +6,7 @@ For tuning the learning stages in minutes, and for the check that the browser gi
 import datetime
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from rmsweb.browser.actions import with_defaults
 from rmsweb.browser.state import fingerprint
@@ -60,27 +60,29 @@ class ReplaySession:
         nodes: list[Element] = []
         self.targets = {}
 
-        def control(tag: str, target: tuple[str, Any], name: str | None = None, value: str | None = None) -> None:
+        def control(tag: str, target: tuple[str, Any], label: str = "", **fields: Any) -> None:
             index = len(self.targets) + 1
             self.targets[index] = target
-            nodes.append(Element(index=index, node_key=str(len(nodes)), tag=tag, attributes={"name": name} if name else {}, value=value))
+            nodes.append(Element(index=index, node_key=str(len(nodes)), tag=tag, text=label, **fields))
+            if label:
+                text(label, 1)
 
         def text(content: str, depth: int) -> None:
-            nodes.append(Element(index=None, node_key=str(len(nodes)), tag="#text", text=content, depth=depth))
+            if content:
+                nodes.append(Element(index=None, node_key=str(len(nodes)), tag="#text", text=content, depth=depth))
 
         for widget in (*self.page.nav, *self.page.widgets):
             if isinstance(widget, Link):
-                control("a", ("link", widget))
-                text(widget.label, 1)
+                control("a", ("link", widget), widget.label)
             elif isinstance(widget, Line):
                 text(widget.text, 0)
             elif isinstance(widget, Choice):
-                control("select", ("choice", widget), widget.name, "")
+                attributes = {"name": widget.name, "autocomplete": "off"}
+                control("select", ("choice", widget), attributes=attributes, value="", options=("choose", *widget.options))
             else:
                 for name, value in widget.fields.items():
-                    control("input", ("field", name), name, self.typed.get(name, value))
-                control("button", ("form", widget))
-                text(widget.button, 1)
+                    control("input", ("field", name), attributes={"name": name, "autocomplete": "off"}, value=self.typed.get(name, value))
+                control("button", ("form", widget), widget.button)
         tabs = (Tab(tab_id="0001", url=self.url, title=self.page.title),)
         return Observation(
             url=self.url,
@@ -132,8 +134,6 @@ class ReplaySession:
         return ActionResult(message=name)
 
     def _submit(self, form: Form) -> None:
-        from urllib.parse import urlencode
-
         fields = {name: self.typed.get(name, value) for name, value in form.fields.items()}
         if form.post:
             parts = urlsplit(form.action)
@@ -142,7 +142,7 @@ class ReplaySession:
             assert isinstance(answer, str)
             self._follow(answer)
         else:
-            self._follow(form.action + ("?" + urlencode(fields) if fields else ""))
+            self._follow(f"{form.action}?{urlencode(fields)}")
 
 
 class ReplayEnvironment:

@@ -293,7 +293,12 @@ async def select(window: Window, p: dict[str, Any]) -> ActionResult:
     if option["off"]:
         raise ActionProblem(f"the option {option['text']!r} is disabled")
     if found["native"]:
-        after = await target.call("choose", option["id"])
+        try:
+            after = await target.call("choose", option["id"])
+        except Error as error:
+            if "navigation" not in error.message and "detached" not in error.message:
+                raise
+            after = {"chosen": None}  # the choice made the page open another
         if after["chosen"] is not None and option["text"] not in after["chosen"]:
             raise ActionProblem(f"the page did not keep the choice: {target.label} shows {', '.join(after['chosen'])!r}")
     else:

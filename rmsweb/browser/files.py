@@ -20,6 +20,10 @@ MAX_READ_CHARS = 30_000
 MAX_PDF_PAGES = 20
 
 
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "replace")  # line ends stay as they are
+
+
 class FileProblem(ValueError):
     """Why a file action cannot be carried out, in words for the agent."""
 
@@ -52,7 +56,7 @@ class AgentFiles:
         if not _WRITABLE.fullmatch(name):
             raise FileProblem(f"{name[:80]!r} cannot be written: a name has letters, digits, _ and - and ends in .md, .txt, .json or .csv")
         path = self._path(name)
-        old = path.read_text(encoding="utf-8", errors="replace") if append and path.is_file() else ""
+        old = _text(path) if append and path.is_file() else ""
         text = old + ("\n" if leading_newline else "") + content + ("\n" if trailing_newline else "")
         if len(text) > MAX_FILE_CHARS:
             raise FileProblem(f"{name} would have {len(text)} characters, at most {MAX_FILE_CHARS} are allowed")
@@ -62,7 +66,7 @@ class AgentFiles:
     def replace(self, name: str, old: str, new: str) -> int:
         """Replaces every occurrence; returns their number."""
         path = self._existing(name)
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = _text(path)
         if not old or old not in text:
             raise FileProblem(f"{name} does not hold the text {old[:80]!r}" if old else "the text to replace is empty")
         self.write(name, text.replace(old, new), trailing_newline=False)
@@ -78,7 +82,7 @@ class AgentFiles:
             except PyPdfError as error:
                 raise FileProblem(f"{name} is not a readable PDF ({error})") from None
         else:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = _text(path)
         return text if len(text) <= MAX_READ_CHARS else text[:MAX_READ_CHARS] + f"\n... ({len(text) - MAX_READ_CHARS} more characters)"
 
     def upload(self, path: str) -> Path:

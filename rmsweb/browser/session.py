@@ -51,6 +51,7 @@ class Session(TabbedWindow):
     def __init__(self, browser: Browser, folder: Path, name: str, options: SessionOptions) -> None:
         super().__init__(browser, folder, name, options)
         self.restarts = 0  # how often a page or the browser was replaced
+        self._last_url = BLANK  # of the last observation
 
     @classmethod
     async def open(cls, browser: Browser, folder: Path, *, name: str | None = None, options: SessionOptions | None = None, **fields: Any) -> Self:
@@ -65,7 +66,7 @@ class Session(TabbedWindow):
         """A fresh context: one blank page, no cookies, no files of before."""
         await self.close()
         self._resets += 1
-        self._cookies = []
+        self._cookies, self._last_url = [], BLANK
         await self._start()
 
     async def close(self) -> None:
@@ -94,7 +95,7 @@ class Session(TabbedWindow):
     async def _recover(self, reason: str) -> None:
         """Replaces what died: the browser with a new context, or only the page; then opens the last URL again. BrowserDied where that fails."""
         tab = self._tabs.get(self._active)
-        url = tab.url if tab is not None else BLANK
+        url = self._last_url
         self.restarts += 1
         if self.browser.alive and tab is not None:
             self._tabs.pop(tab.tab_id, None)
@@ -213,7 +214,7 @@ class Session(TabbedWindow):
             await asyncio.wait(self._work, timeout=2)
         tab = self._tab
         mask = self.secrets.mask
-        tab.url, tab.title = tab.page.url, read.title
+        tab.title = read.title
         tabs = []
         for other in list(self._tabs.values()):
             if other is not tab:
@@ -222,7 +223,8 @@ class Session(TabbedWindow):
             tabs.append(Tab(tab_id=other.tab_id, url=mask(other.page.url), title=other.title))
         dialogs, downloads, warnings = tuple(self._dialogs), tuple(self._downloads), tuple(dict.fromkeys(self._warnings))
         self._dialogs, self._downloads, self._warnings = [], [], []
-        url = mask(tab.url)
+        self._last_url = tab.page.url
+        url = mask(self._last_url)
         return Observation(
             url=url,
             title=read.title,

@@ -54,7 +54,6 @@ class OpenTab:
     book: FrameBook = field(default_factory=FrameBook)
     cdp: CDPSession | None = None
     title: str = ""
-    url: str = BLANK  # last one that was observed
     loading: Request | None = None  # a navigation of the main frame that is under way
     crashed: bool = False
 

@@ -25,6 +25,7 @@ OPTIONS = {
     "color": ("red", "blue", "green", "black", "white", "yellow", "purple", "orange", "brown", "silver"),
     "size": ("small", "medium", "large", "narrow", "wide", "slim"),
     "region": ("north", "south", "east", "west", "coast", "valley", "island", "city"),
+    "sort": ("name", "price", "rating"),
     "shift": ("morning", "evening", "night", "day", "weekly", "late", "early"),
 }
 CATEGORIES = ("chairs", "lamps", "tables")

@@ -22,7 +22,7 @@ class SiteSession:
         """A request -> a page, or the path to go on to."""
         site = host.split(".")[0]
         if site not in SITES:
-            return Page(f"{site} missing", (), ())
+            return Page("site missing", (), ())
         if path == "/choose":
             name, value = params.get("name", ""), params.get("value", "")
             if name in OPTIONS and value in OPTIONS[name]:

@@ -6,13 +6,17 @@ logo, pictures) is drawn by CSS.
 """
 
 import html
+import json
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 from zlib import crc32
 
 STATIC = Path(__file__).parent.parent / "static"
+PICTURES = {"shop": ("chair", "lamp", "table", "vase"), "jobs": ("office", "plant"), "wiki": ("hills", "coast")}
+WITH_PICTURE = ("item", "form", "cart")  # pages that show what their heading names
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,14 @@ class Page:
     widgets: tuple[Widget, ...]
     path: str = "/"
 
+    @property
+    def site(self) -> str:
+        return self.title.split()[0]
+
+    @property
+    def name(self) -> str:
+        return self.title.split()[1]
+
 
 def choose_url(path: str, name: str, value: str) -> str:
     """Where a dropdown sends its choice; the server goes back to `path`."""
@@ -67,47 +79,65 @@ def choose_url(path: str, name: str, value: str) -> str:
 
 
 @cache
-def _style() -> str:
-    return (STATIC / "site.css").read_text(encoding="utf-8")
+def _static(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
 
 
-def _picture(name: str) -> str:
-    """A drawn picture without any text: two shapes in colours that depend on the name."""
-    hue = crc32(name.encode()) % 360
-    x, y, second = 30 + hue % 60, 20 + hue % 50, (hue + 40) % 360
-    return (
-        f'<svg aria-hidden="true" viewBox="0 0 120 60" class="picture"><rect width="120" height="60" fill="hsl({hue} 45% 86%)"/>'
-        f'<circle cx="{x}" cy="34" r="17" fill="hsl({hue} 45% 58%)"/>'
-        f'<rect x="{y}" y="40" width="44" height="12" rx="3" fill="hsl({second} 40% 45%)"/></svg>'
-    )
+def _picture(site: str, name: str) -> str:
+    """A drawing without any text; which one and in which colour depends on the name."""
+    number = crc32(name.encode())
+    drawing = _static(f"pictures/{PICTURES[site][number % len(PICTURES[site])]}.svg")
+    return f'<svg aria-hidden="true" viewBox="0 0 120 72" class="picture" style="--hue:{number // 7 % 360}">{drawing}</svg>'
 
 
-def _widget(widget: Widget, path: str) -> str:
+def _group(widget: Widget) -> str:
+    """Neighbours of one group are drawn together."""
     if isinstance(widget, Link):
-        picture = _picture(widget.label) if widget.card else ""
-        return f'<div class="{"card" if widget.card else "more"}">{picture}<a href="{html.escape(widget.href)}">{html.escape(widget.label)}</a></div>'
+        return "cards" if widget.card else "links"
     if isinstance(widget, Line):
-        return f'<p class="{widget.kind}">{html.escape(widget.text)}</p>'
+        return {"fact": "facts", "heading": "heading", "chip": "chips"}[widget.kind]
+    if isinstance(widget, Choice):
+        return "chips"
+    return "fields" if widget.fields else "buttons"
+
+
+def _widget(widget: Widget, page: Page) -> str:
+    if isinstance(widget, Link):
+        link = f'<a href="{html.escape(widget.href)}">{html.escape(widget.label)}</a>'
+        return f'<div class="card">{_picture(page.site, widget.label)}{link}</div>' if widget.card else link
+    if isinstance(widget, Line):
+        return f"<p>{html.escape(widget.text)}</p>"
     if isinstance(widget, Choice):
         options = '<option value="">choose</option>' + "".join(f"<option>{html.escape(option)}</option>" for option in widget.options)
-        change = f"location.href='/choose?next='+encodeURIComponent('{quote(path, safe='/?=&')}')+'&name={widget.name}&value='+encodeURIComponent(this.value)"
-        return f'<div class="field" data-label="{widget.name}"><select name="{widget.name}" onchange="{html.escape(change)}">{options}</select></div>'
+        change = f"if(this.value)location.href={json.dumps(choose_url(page.path, widget.name, ''))}+encodeURIComponent(this.value)"
+        select = f'<select name="{widget.name}" autocomplete="off" onchange="{html.escape(change)}">{options}</select>'
+        return f'<div class="field" data-label="{widget.name}">{select}</div>'
     fields = "".join(
         f'<div class="field" data-label="{name}"><input name="{name}" value="{html.escape(value)}" autocomplete="off"></div>'
         for name, value in widget.fields.items()
     )
-    return (
-        f'<form action="{html.escape(widget.action)}" method="{"post" if widget.post else "get"}">{fields}<button>{html.escape(widget.button)}</button></form>'
-    )
+    method, minor = "post" if widget.post else "get", "" if widget.post or widget.fields else ' class="minor"'
+    return f'<form action="{html.escape(widget.action)}" method="{method}"{minor}>{fields}<button>{html.escape(widget.button)}</button></form>'
+
+
+def _section(group: str, widgets: list[Widget], page: Page) -> str:
+    """A run of widgets of one group, in their order."""
+    if group == "heading":
+        text = " ".join(widget.text for widget in widgets if isinstance(widget, Line))
+        return (_picture(page.site, text) if page.name in WITH_PICTURE else "") + f"<h1>{html.escape(text)}</h1>"
+    if group == "facts" and page.site == "wiki" and page.name == "item":
+        rows = "".join(f"<tr><td>{html.escape(widget.text)}</td></tr>" for widget in widgets if isinstance(widget, Line))
+        return f"<table>{rows}</table>"
+    return f'<section class="{group}">' + "".join(_widget(widget, page) for widget in widgets) + "</section>"
 
 
 def render_html(page: Page) -> str:
     """The page as an HTML document."""
-    site = page.title.split()[0]
-    nav = "".join(f'<a href="{html.escape(link.href)}">{html.escape(link.label)}</a>' for link in page.nav)
-    body = "".join(_widget(widget, page.path) for widget in page.widgets)
+    nav = "".join(_widget(link, page) for link in page.nav)
+    body = "".join(_section(group, list(widgets), page) for group, widgets in groupby(page.widgets, _group))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(page.title)}</title><link rel="icon" href="data:,">'
-        f'<style>{_style()}</style></head><body class="{site}"><header><div class="logo" data-name="{site}"></div><nav>{nav}</nav></header>'
-        f'<main class="{page.title.split()[1]}">{body}</main><footer></footer></body></html>'
+        f'<style>{_static("site.css")}</style></head><body class="{page.site}">'
+        f'<header><div class="logo" data-name="{page.site}"></div><nav>{nav}</nav></header>'
+        f'<main class="{page.name}">{body}</main><footer></footer></body></html>'
     )

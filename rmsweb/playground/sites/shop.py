@@ -1,11 +1,10 @@
 """The shop: search, categories with pages, sorting, a product with options, cart, order."""
 
-from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page
+from rmsweb.playground.sites.page import Form, Line, Link, Page
 from rmsweb.playground.sites.state import SiteState, facts, nav, option, shuffled, url
 from rmsweb.playground.tasks import CATEGORIES, World
 
 NAV = nav(("offers", "help", "cart"))
-SORTS = ("price", "rating", "name")
 
 
 def _search(value: str = "") -> Form:
@@ -16,8 +15,12 @@ def _cards(names: list[str]) -> list[Link]:
     return [Link(name, url("/item", name=name), card=True) for name in names]
 
 
-def _list(world: World, path: str, names: list[str], extra: list[Line | Link], query: str = "") -> Page:
-    widgets = (_search(query), Choice("sort", SORTS), *_cards(names), *extra)
+def _list(world: World, state: SiteState, path: str, names: list[str], extra: list[Line | Link], query: str = "") -> Page:
+    """Search box, sorting, products (in the order given until another is chosen), and what stands below."""
+    key = state.chosen.get("sort", "")
+    if key:
+        names = sorted(names, key=lambda name: name if key == "name" else world.facts(name)[key])
+    widgets = (_search(query), option(world, state, "sort"), *_cards(names), *extra)
     return Page("shop results", NAV, widgets, path)
 
 
@@ -27,25 +30,20 @@ def _home(world: World) -> Page:
     return Page("shop home", NAV, (_search(), *categories, *_cards(shuffled(world, "home", featured))), "/")
 
 
-def _results(world: World, query: str) -> Page:
+def _results(world: World, state: SiteState, query: str) -> Page:
     path = url("/search", product=query)
     if query != world.item:
-        return _list(world, path, shuffled(world, query, list(world.others[4:8])), [], query)
-    snippet = [Line(f"{world.fact} {world.snippet}")] if world.fact and world.want else []
-    return _list(world, path, shuffled(world, query, [world.item, *world.others[:3]]), [*snippet], query)
+        return _list(world, state, path, shuffled(world, query, list(world.others[4:8])), [], query)
+    snippet: list[Line | Link] = [Line(f"{world.fact} {world.snippet}")] if world.fact and world.want else []
+    return _list(world, state, path, shuffled(world, query, [world.item, *world.others[:3]]), snippet, query)
 
 
-def _category(world: World, name: str, second: bool) -> Page:
+def _category(world: World, state: SiteState, name: str, second: bool) -> Page:
     path = url("/category", name=name, **({"page": "2"} if second else {}))
-    here = name == world.category
-    if second:
-        return _list(
-            world,
-            path,
-            shuffled(world, path, [world.item, *world.others[3:6]] if here else list(world.others[3:6])),
-            [Link("previous", url("/category", name=name))],
-        )
-    return _list(world, path, shuffled(world, path, list(world.others[:3])), [Link("next", url("/category", name=name, page="2"))])
+    if not second:
+        return _list(world, state, path, shuffled(world, path, list(world.others[:3])), [Link("next", url("/category", name=name, page="2"))])
+    here = [world.item] if name == world.category else []
+    return _list(world, state, path, shuffled(world, path, [*here, *world.others[3:6]]), [Link("previous", url("/category", name=name))])
 
 
 def _item(world: World, state: SiteState, name: str) -> Page:
@@ -62,9 +60,9 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
     if path == "/":
         return _home(world)
     if path == "/search":
-        return _results(world, params.get("product", ""))
+        return _results(world, state, params.get("product", ""))
     if path == "/category" and name in CATEGORIES:
-        return _category(world, name, params.get("page") == "2")
+        return _category(world, state, name, params.get("page") == "2")
     if path == "/item" and name in (world.item, *world.others):
         return _item(world, state, name)
     if path == "/add" and name in (world.item, *world.others):

@@ -1,0 +1,158 @@
+"""Mining: same-task successes and failures -> the critical states that RL trains on (Sec. 3, App. K).
+
+    python mine.py --pool runs/collect runs/pool --out runs/mined --judge-url https://host/v1
+
+Reads run folders of collect.py and evaluate.py; writes mined.jsonl (only the success side's state and action), audit.jsonl (both
+branches, for people), ordinary.jsonl (other steps of the same successes, half of what chooses an RL checkpoint), report.json.
+"""
+
+import asyncio
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmsweb.collection import action_sample, is_success
+from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
+from rmsweb.judges import judge_failure
+from rmsweb.mining import Contrast, Found, Mined, Run, Settings, mine, report, summary
+from rmsweb.prompt import PromptConfig, approximate_tokens, differing_fields, load_prompt_config, save_prompt_config
+from rmsweb.records import AuditRow, Image, Message, MinedState, Split, StepSample, write_records
+from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress
+from rmsweb.runner import judgements, trajectories
+from rmsweb.taxonomy import features_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Mine failure-critical states from a pool of runs."""
+
+    pool: tuple[Path, ...] = opt(help="run folders of collect.py and evaluate.py")
+    out: Path = opt(help="run folder to write")
+    split: Split = opt("train", "split of the runs to use; dev states choose the RL checkpoint and are never trained on")
+    judge_url: str | None = opt(None, "endpoint of the failure judge; without it the rule category labels every pair (paper: an LLM judge)")
+    judge_model: str = opt("gpt-4o", "model of the failure judge (paper: not named)")
+    concurrency: int = opt(16, "judge calls at a time")
+    secondary: bool = opt(True, "pair the shortest success with longer ones too, where the shorter one passed a check of the work (paper: yes)")
+    strict_non_terminal: bool = opt(False, "the failing side's done is no candidate either")
+    per_pair: bool = opt(False, "one state a pair instead of one a task (paper: one a task)")
+    ordinary: int = opt(200, "ordinary states to write beside the mined ones, at most")
+    tokenizer: Path | None = opt(None, "checkpoint folder whose tokenizer counts the prompt budget; without it an upper estimate")
+    seed: int = opt(0, "seed of the draw of ordinary states")
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.ordinary < 0:
+            raise ValueError(f"--concurrency {self.concurrency} must be at least 1 and --ordinary {self.ordinary} at least 0")
+
+
+def load_pool(config: Config) -> tuple[list[Run], PromptConfig]:
+    """The runs of the wanted split, and the prompt configuration that all folders share; errors name the folder."""
+    runs: list[Run] = []
+    shared: PromptConfig | None = None
+    for path in config.pool:
+        if not (path / "prompt_config.json").is_file():
+            raise FileNotFoundError(f"--pool {path}: no run folder there (prompt_config.json is missing)")
+        own = load_prompt_config(path / "prompt_config.json")
+        if shared is not None and own != shared:
+            raise ValueError(f"--pool {path}: its prompt config differs from {config.pool[0]}'s in {', '.join(differing_fields(own, shared))}")
+        shared, folder = own, RunFolder(path, resume=True)
+        verdicts = judgements(folder)
+        for trajectory in trajectories(folder):
+            if trajectory.task.split != config.split:
+                continue
+            judgement = verdicts.get(trajectory.trajectory_id)
+            known = judgement is not None and judgement.verdict in ("success", "not_success")
+            runs.append(Run(trajectory, is_success(trajectory, judgement) if known else None, str(path), work_checked=False))
+    if shared is None or not runs:
+        raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
+    return runs, shared
+
+
+def _labeller(judge: EndpointPolicy) -> Callable[[Contrast, "tuple[str, float] | None"], Any]:
+    async def label(pair: Contrast, first: tuple[str, float] | None) -> tuple[str, float] | None:
+        task, evidence = pair.success.trajectory.task.text, features_text(pair.features)
+        return await judge_failure(judge, task_text=task, success=summary(pair.success), failure=summary(pair.failure), evidence=evidence, first=first)
+
+    return label
+
+
+def ordinary_states(result: Mined, runs: Sequence[Run], render: Callable[[Run, int], StepSample | None], count: int, seed: int) -> list[StepSample]:
+    """Up to `count` steps of successful runs that were not mined, drawn by seed."""
+    mined = {(item.state.trajectory_id, item.state.step) for item in result.found}
+    places = [(run, number) for run in sorted(runs, key=lambda run: run.key) if run.success for number in range(len(run.trajectory.steps))]
+    random.Random(seed).shuffle(places)
+    found: list[StepSample] = []
+    for run, number in places:
+        if len(found) == count:
+            break
+        sample = render(run, number)
+        if sample is not None and (sample.trajectory_id, sample.step) not in mined:
+            found.append(sample)
+    return found
+
+
+def copy_pictures(items: Sequence[Found], ordinary: Sequence[StepSample], runs: Sequence[Run], out: Path) -> None:
+    """Copies the pictures that the written records name into the run folder's screenshots/."""
+    folders = {run.trajectory.trajectory_id: run.folder for run in runs}
+
+    def copy(image: Image | None, folder: str) -> None:
+        if image is not None and not (out / image.path).exists():
+            (out / image.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(folder) / image.path, out / image.path)
+
+    def pictures(messages: Sequence[Message]) -> list[Image]:
+        return [part for message in messages for part in message.parts if isinstance(part, Image)]
+
+    for sample in (*(item.state for item in items), *ordinary):
+        for image in pictures(sample.messages):
+            copy(image, folders[sample.trajectory_id])
+    for item in items:
+        copy(item.audit.success_screenshot, item.success.folder)
+        copy(item.audit.failure_screenshot, item.failure.folder)
+
+
+async def run(config: Config) -> int:
+    """Mines the pool and writes the run folder."""
+    runs, prompt_config = load_pool(config)
+    folder = RunFolder(config.out, config=config)
+    save_prompt_config(prompt_config, folder.path / "prompt_config.json")
+    count_tokens = token_counter(config.tokenizer) if config.tokenizer else approximate_tokens
+
+    def render(item: Run, position: int) -> StepSample | None:
+        sample = action_sample(item.trajectory, position, prompt_config, count_tokens)
+        return sample if isinstance(sample, StepSample) else None
+
+    judge = open_endpoint("failure judge", config.judge_url, config.judge_model, folder.path, concurrency=config.concurrency, cache=folder.path / "cache", temperature=0.0) if config.judge_url else None  # fmt: skip
+    settings = Settings(secondary=config.secondary, strict_non_terminal=config.strict_non_terminal, per_pair=config.per_pair)
+    bar = progress(label="pairs")
+    try:
+        result = await mine(runs, render=render, judge=_labeller(judge) if judge else None, settings=settings, on_pair=lambda: bar.update(1) and None)
+    finally:
+        bar.close()
+        if judge is not None:
+            await judge.client.aclose()
+    ordinary = ordinary_states(result, runs, render, config.ordinary, config.seed)
+    copy_pictures(result.found, ordinary, runs, folder.path)
+    write_records(folder.path / "mined.jsonl", MinedState, (item.state for item in result.found))
+    write_records(folder.path / "audit.jsonl", AuditRow, (item.audit for item in result.found))
+    write_records(folder.path / "ordinary.jsonl", StepSample, ordinary)
+    summary_ = report(result) | {
+        "ordinary": len(ordinary),
+        "scripted": sorted({config.judge_model} if judge and config.judge_model.startswith("scripted-") else set()),
+    }
+    (folder.path / "report.json").write_text(json.dumps(summary_, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(summary_, indent=1))
+    return 0
+
+
+def main() -> int:
+    """Command line."""
+    return asyncio.run(run(parse_config(Config, prog="mine.py", description=__doc__ or "")))
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))
