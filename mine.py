@@ -11,20 +11,21 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from rmsweb.alignment import Contrast, Run
 from rmsweb.collection import action_sample, is_success
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.judges import judge_failure
-from rmsweb.mining import Contrast, Found, Mined, Run, Settings, mine, report, summary
+from rmsweb.mining import Judge, Mined, Render, Settings, mine, report, summary
 from rmsweb.prompt import PromptConfig, approximate_tokens, differing_fields, load_prompt_config, save_prompt_config
-from rmsweb.records import AuditRow, Image, Message, MinedState, Split, StepSample, write_records
-from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress
-from rmsweb.runner import judgements, trajectories
+from rmsweb.records import AuditRow, Image, Judgement, MinedState, Split, StepSample, Trajectory, read_records, write_records
+from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
 from rmsweb.taxonomy import features_text
+
+WORK_CHECK = "work"  # kind of a judgement that saw the work done, not its outcome alone; no environment of ours gives it yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,18 @@ class Config:
             raise ValueError(f"--concurrency {self.concurrency} must be at least 1 and --ordinary {self.ordinary} at least 0")
 
 
+def read_runs(path: Path, split: Split) -> Iterator[Run]:
+    """The runs of a split in a run folder, which is only read; a run without a readable verdict counts as undecided."""
+    verdicts = {found.trajectory_id: found for file in sorted(path.glob("judgements.rank*.jsonl")) for found in read_records(file, Judgement)}
+    for file in sorted(path.glob("trajectories.rank*.jsonl")):
+        for trajectory in read_records(file, Trajectory):
+            if trajectory.task.split == split:
+                judgement = verdicts.get(trajectory.trajectory_id)
+                known = judgement is not None and judgement.verdict in ("success", "not_success")
+                checked = judgement is not None and judgement.judge == WORK_CHECK
+                yield Run(trajectory, is_success(trajectory, judgement) if known else None, path, work_checked=checked)
+
+
 def load_pool(config: Config) -> tuple[list[Run], PromptConfig]:
     """The runs of the wanted split, and the prompt configuration that all folders share; errors name the folder."""
     runs: list[Run] = []
@@ -59,20 +72,21 @@ def load_pool(config: Config) -> tuple[list[Run], PromptConfig]:
         own = load_prompt_config(path / "prompt_config.json")
         if shared is not None and own != shared:
             raise ValueError(f"--pool {path}: its prompt config differs from {config.pool[0]}'s in {', '.join(differing_fields(own, shared))}")
-        shared, folder = own, RunFolder(path, resume=True)
-        verdicts = judgements(folder)
-        for trajectory in trajectories(folder):
-            if trajectory.task.split != config.split:
-                continue
-            judgement = verdicts.get(trajectory.trajectory_id)
-            known = judgement is not None and judgement.verdict in ("success", "not_success")
-            runs.append(Run(trajectory, is_success(trajectory, judgement) if known else None, str(path), work_checked=False))
+        shared = own
+        runs += progress(read_runs(path, config.split), label=f"runs of {path.name}")
     if shared is None or not runs:
         raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
     return runs, shared
 
 
-def _labeller(judge: EndpointPolicy) -> Callable[[Contrast, "tuple[str, float] | None"], Any]:
+def _judge(config: Config, root: Path) -> EndpointPolicy | None:
+    if not config.judge_url:
+        return None
+    cache = root / "cache"
+    return open_endpoint("failure judge", config.judge_url, config.judge_model, root, concurrency=config.concurrency, cache=cache, temperature=0.0)
+
+
+def _labeller(judge: EndpointPolicy) -> Judge:
     async def label(pair: Contrast, first: tuple[str, float] | None) -> tuple[str, float] | None:
         task, evidence = pair.success.trajectory.task.text, features_text(pair.features)
         return await judge_failure(judge, task_text=task, success=summary(pair.success), failure=summary(pair.failure), evidence=evidence, first=first)
@@ -80,39 +94,32 @@ def _labeller(judge: EndpointPolicy) -> Callable[[Contrast, "tuple[str, float] |
     return label
 
 
-def ordinary_states(result: Mined, runs: Sequence[Run], render: Callable[[Run, int], StepSample | None], count: int, seed: int) -> list[StepSample]:
-    """Up to `count` steps of successful runs that were not mined, drawn by seed."""
+def ordinary_states(result: Mined, runs: Sequence[Run], render: Render, count: int, seed: int) -> list[tuple[StepSample, Path]]:
+    """Up to `count` steps of successful runs that were not mined, drawn by seed, each with its run folder."""
     mined = {(item.state.trajectory_id, item.state.step) for item in result.found}
     places = [(run, number) for run in sorted(runs, key=lambda run: run.key) if run.success for number in range(len(run.trajectory.steps))]
     random.Random(seed).shuffle(places)
-    found: list[StepSample] = []
+    found: list[tuple[StepSample, Path]] = []
     for run, number in places:
         if len(found) == count:
             break
         sample = render(run, number)
         if sample is not None and (sample.trajectory_id, sample.step) not in mined:
-            found.append(sample)
+            found.append((sample, run.folder))
     return found
 
 
-def copy_pictures(items: Sequence[Found], ordinary: Sequence[StepSample], runs: Sequence[Run], out: Path) -> None:
-    """Copies the pictures that the written records name into the run folder's screenshots/."""
-    folders = {run.trajectory.trajectory_id: run.folder for run in runs}
-
-    def copy(image: Image | None, folder: str) -> None:
-        if image is not None and not (out / image.path).exists():
-            (out / image.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(folder) / image.path, out / image.path)
-
-    def pictures(messages: Sequence[Message]) -> list[Image]:
-        return [part for message in messages for part in message.parts if isinstance(part, Image)]
-
-    for sample in (*(item.state for item in items), *ordinary):
-        for image in pictures(sample.messages):
-            copy(image, folders[sample.trajectory_id])
-    for item in items:
-        copy(item.audit.success_screenshot, item.success.folder)
-        copy(item.audit.failure_screenshot, item.failure.folder)
+def copy_pictures(result: Mined, ordinary: Sequence[tuple[StepSample, Path]], out: Path) -> None:
+    """Copies the pictures that the written records name into the run folder; their names are hashes of their bytes, so none overwrites another."""
+    wanted: dict[str, Path] = {}
+    for sample, folder in [*((item.state, item.success.folder) for item in result.found), *ordinary]:
+        wanted |= {part.path: folder for message in sample.messages for part in message.parts if isinstance(part, Image)}
+    for item in result.found:
+        sides = ((item.audit.success_screenshot, item.success.folder), (item.audit.failure_screenshot, item.failure.folder))
+        wanted |= {image.path: folder for image, folder in sides if image is not None}
+    for name, folder in wanted.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, out / name)
 
 
 async def run(config: Config) -> int:
@@ -126,26 +133,24 @@ async def run(config: Config) -> int:
         sample = action_sample(item.trajectory, position, prompt_config, count_tokens)
         return sample if isinstance(sample, StepSample) else None
 
-    judge = open_endpoint("failure judge", config.judge_url, config.judge_model, folder.path, concurrency=config.concurrency, cache=folder.path / "cache", temperature=0.0) if config.judge_url else None  # fmt: skip
+    judge = _judge(config, folder.path)
     settings = Settings(secondary=config.secondary, strict_non_terminal=config.strict_non_terminal, per_pair=config.per_pair)
     bar = progress(label="pairs")
     try:
-        result = await mine(runs, render=render, judge=_labeller(judge) if judge else None, settings=settings, on_pair=lambda: bar.update(1) and None)
+        result = await mine(runs, render=render, judge=_labeller(judge) if judge else None, settings=settings, on_pair=bar.update)
     finally:
         bar.close()
         if judge is not None:
             await judge.client.aclose()
     ordinary = ordinary_states(result, runs, render, config.ordinary, config.seed)
-    copy_pictures(result.found, ordinary, runs, folder.path)
+    copy_pictures(result, ordinary, folder.path)
     write_records(folder.path / "mined.jsonl", MinedState, (item.state for item in result.found))
     write_records(folder.path / "audit.jsonl", AuditRow, (item.audit for item in result.found))
-    write_records(folder.path / "ordinary.jsonl", StepSample, ordinary)
-    summary_ = report(result) | {
-        "ordinary": len(ordinary),
-        "scripted": sorted({config.judge_model} if judge and config.judge_model.startswith("scripted-") else set()),
-    }
-    (folder.path / "report.json").write_text(json.dumps(summary_, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(summary_, indent=1))
+    write_records(folder.path / "ordinary.jsonl", StepSample, (sample for sample, _ in ordinary))
+    scripted = [config.judge_model] if judge is not None and config.judge_model.startswith("scripted-") else []
+    counts = report(result) | {"split": config.split, "ordinary": len(ordinary), "scripted": scripted}
+    write_json(folder.path / "report.json", counts)
+    print(json.dumps({name: value for name, value in counts.items() if name != "score_histograms"}, indent=1))
     return 0
 
 

@@ -63,7 +63,7 @@ if [ ! -e "$stamp" ]; then
 fi
 
 # -------------------------------------------------------------------------------------------------------- Chromium
-find_chromium() { .venv/bin/python -c 'from rmsweb.browser.session import find_chromium; print(find_chromium())' 2>/dev/null; }
+find_chromium() { .venv/bin/python -c 'from rmsweb.browser.chromium import find_chromium; print(find_chromium())' 2>/dev/null; }
 
 if ! chromium=$(find_chromium); then
   if can_apt; then

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from pypdf import PdfWriter
 
 from rmsweb.browser.chromium import Browser, BrowserOptions
 from rmsweb.browser.session import Session
@@ -19,6 +21,7 @@ from rmsweb.records import Action, ActionResult, Element, Observation
 T = TypeVar("T")
 PAGES = Path(__file__).parent / "pages"
 VIEWPORT = (640, 480)
+_SILENCE = threading.Event()  # set when the tests are over
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -27,6 +30,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if path == "slow":
             time.sleep(0.3)
             self._answer(b"Slow answer", "text/plain")
+        elif path == "silent":
+            _SILENCE.wait(20)
+        elif path == "paper.pdf":
+            writer, file = PdfWriter(), BytesIO()
+            writer.add_blank_page(200, 200)
+            writer.write(file)
+            self._answer(file.getvalue(), "application/pdf")
         elif path == "to-c":
             self.send_response(302)
             self.send_header("Location", "http://c.localhost/next.html")
@@ -106,9 +116,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
+    _SILENCE.clear()
     made = Lab(server.server_port, tmp_path_factory.mktemp("run"))
     yield made
     made.close()
+    _SILENCE.set()
     server.shutdown()
     server.server_close()
     thread.join()

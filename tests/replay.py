@@ -43,9 +43,12 @@ class ReplaySession:
         self.page, self.typed = self._load(url), {}
         self.history.append(self.url)
 
-    def _follow(self, path: str) -> None:
-        self.page, self.typed = self._load(f"http://{urlsplit(self.url).netloc}{path}"), {}
-        if not self.history or self.history[-1] != self.url or path.startswith("/choose"):
+    def _follow(self, path: str, *, link: bool = False) -> None:
+        """Opens a path of the same host. A link to the page where it stands makes no new entry of the history; a form does."""
+        url = f"http://{urlsplit(self.url).netloc}{path}"
+        same = link and url == self.url
+        self.page, self.typed = self._load(url), {}
+        if not same:
             self.history.append(self.url)
 
     async def reset(self) -> None:
@@ -120,15 +123,17 @@ class ReplaySession:
             return ActionResult(message=name)
         kind, target = self.targets.get(params["index"], ("", None))
         if name == "click_element_by_index" and kind == "link":
-            self._follow(target.href)
+            self._follow(target.href, link=True)
         elif name == "click_element_by_index" and kind == "form":
             self._submit(target)
         elif name == "click_element_by_index" and kind == "field":
             pass
         elif name == "input_text" and kind == "field":
-            self.typed[target] = params["text"]
-        elif name == "select_dropdown_option" and kind == "choice" and params["text"] in target.options:
-            self._follow(choose_url(self.page.path, target.name, params["text"]))
+            before = "" if params["clear_existing"] else self.typed.get(target, "")
+            self.typed[target] = before + params["text"]
+        elif name == "select_dropdown_option" and kind == "choice" and params["text"].lower() in ("choose", *target.options):
+            if params["text"].lower() != "choose":
+                self._follow(choose_url(self.page.path, target.name, params["text"].lower()))
         else:
             return ActionResult(error=f"{name} cannot be done with element {params['index']}")
         return ActionResult(message=name)

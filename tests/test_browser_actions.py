@@ -17,7 +17,8 @@ pytestmark = pytest.mark.browser
 
 def typed(lab: Lab, name: str, text: str, **more: bool) -> tuple[str, str]:
     """Types into a field of form.html: (error or message, value that the field holds then)."""
-    seen = lab.open("form.html")
+    lab.run(lab.session.goto("http://a.localhost/form.html"))
+    seen = lab.see()
     result = lab.one(seen, "input_text", index=index(seen, name=name), text=text, **more)
     return result.error or result.message, find(lab.see(), name=name).value or ""
 
@@ -239,6 +240,35 @@ def test_downloads(lab: Lab) -> None:
         lab.one(seen, "click_element_by_index", index=index(seen, "Download"))
         assert lab.see().downloads == (name,)
     assert lab.one(seen, "read_file", file_name="table-2.csv").content == "File table-2.csv:\na,b\n1,2\n"
+
+
+def test_a_pdf_is_kept_and_can_be_read(lab: Lab) -> None:
+    """A PDF lies once among the agent's files, whether the browser shows or downloads it; where it is shown the state says so and extraction refuses it."""
+    seen = lab.open("tabs.html", name="papers")
+    assert lab.one(seen, "go_to_url", url="http://a.localhost/paper.pdf").error is None
+    shown = lab.see()
+    assert (shown.downloads, shown.is_pdf) == (("paper.pdf",), shown.url.endswith(".pdf"))
+    assert lab.see().downloads == ()
+    assert lab.one(shown, "read_file", file_name="paper.pdf").error is None
+    if shown.is_pdf:
+        assert "read_file" in (lab.one(shown, "extract_structured_data", query="q", extract_links=False).error or "")
+    lab.run(lab.session.goto("http://a.localhost/tabs.html"))
+    seen = lab.see()
+    assert lab.one(seen, "click_element_by_index", index=index(seen, "Paper")).error is None
+    after = lab.see()
+    assert after.downloads == ("paper-2.pdf",)
+    assert after.screenshot is not None
+    assert len(after.tabs) == (2 if after.is_pdf else 1)
+
+
+def test_a_page_that_does_not_answer_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to a server that never answers costs some seconds; the old page stays, the state says what happened, and no page is replaced."""
+    monkeypatch.setattr("rmsweb.browser.window.NAVIGATION_WAIT_S", 0.5)
+    seen = lab.open("tabs.html")
+    assert lab.one(seen, "click_element_by_index", index=index(seen, "Silent")).error is None
+    after = lab.see()
+    assert (after.title, lab.session.restarts) == ("Tabs", 0)
+    assert any("did not answer" in warning for warning in after.warnings)
 
 
 def test_the_state_waits_for_data_that_a_click_asked_for(lab: Lab) -> None:

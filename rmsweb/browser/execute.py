@@ -45,7 +45,7 @@ async def _go(window: Window, url: str, new_tab: bool = False) -> ActionResult:
     except Error as error:
         reason = error.message.splitlines()[0]
         if "Download is starting" in reason or "net::ERR_ABORTED" in reason:
-            return ActionResult(message=f"{url} did not open as a page{tab}: it may be a download")
+            return ActionResult(message=f"{url[:200]} is no page: it was downloaded, or answered with nothing")
         raise ActionProblem(f"could not open {url[:200]}: {_network_words(reason)}") from None
     await window.settle()
     status = f" (status {response.status})" if response is not None and response.status >= 400 else ""
@@ -136,7 +136,10 @@ async def _extract(window: Window, p: dict[str, Any], extractor: Extractor) -> A
     query = p["query"]
     part = piece(await asyncio.wait_for(window.markdown(p["extract_links"]), ACTION_LIMIT_S), p["start_from_char"])
     if not part.text.strip():
-        raise ActionProblem(f"the page has no text from character {p['start_from_char']} on (it has {part.total} characters)")
+        hint = ""
+        if part.total == 0 and window.files.names():
+            hint = f"; a PDF or a download is read with read_file: {', '.join(window.files.names())}"
+        raise ActionProblem(f"the page has no text from character {p['start_from_char']} on (it has {part.total} characters){hint}")
     path = window.store_page(part.text)
     answer = await extractor(query, part.text, p["extract_links"])
     more = f"\n(the page goes on: start_from_char={part.next_char})" if part.next_char is not None else ""

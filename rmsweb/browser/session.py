@@ -161,7 +161,7 @@ class Session(TabbedWindow):
             await asyncio.sleep(self.options.pause_s)
         try:
             await self._ready()
-            if self._place() != before:
+            if self._place() != before or self._tab.loading is not None:
                 return "the page changed"
             index = action.params.get("index") or action.params.get("frame_element_index")
             if index:
@@ -193,10 +193,12 @@ class Session(TabbedWindow):
             try:
                 if not self._tabs and self._context is not None and self.browser.alive:
                     await self.open_tab()  # the page closed its own tab
-                await self._ready()
+                await self._ready(stop=True)
                 tab = self._tab
                 reading = asyncio.wait_for(read_page(tab.page, tab.book, self.secrets.mask_json), PAGE_LIMIT_S)
                 read, shot = await asyncio.gather(reading, self._screenshot())
+                if read.is_pdf:
+                    await self._keep_pdf(tab)
                 return await self._observation(read, shot)
             except TimeoutError:
                 raise PageDied("the page did not answer") from None

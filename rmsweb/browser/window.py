@@ -10,11 +10,13 @@ ours: tab ids count 0001, 0002, ... in hexadecimal, in the order in which the ta
 
 import asyncio
 import time
+from base64 import b64decode
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from playwright.async_api import BrowserContext, CDPSession, Dialog, Download, Error, Frame, Page, Request, Route
 
@@ -29,6 +31,13 @@ from rmsweb.records import sha256_text
 NAVIGATION_WAIT_S = 8.0  # longest wait for a page that an action started to load
 PAGE_LIMIT_S = 15.0  # a page that does not answer for so long is taken for dead
 _DATA = {"document", "xhr", "fetch", "script"}
+MAX_PDF_BYTES = 20_000_000
+_FETCH = """async (limit) => {
+  const data = new Uint8Array(await (await fetch(location.href)).arrayBuffer());
+  let text = "";
+  for (let i = 0; data.length <= limit && i < data.length; i += 32768) text += String.fromCharCode(...data.subarray(i, i + 32768));
+  return btoa(text);
+}"""
 _QUIET = "([ms, max, ago]) => (window.__rms ? window.__rms.quiet(ms, max, ago) : 0)"
 
 
@@ -56,6 +65,7 @@ class OpenTab:
     title: str = ""
     loading: Request | None = None  # a navigation of the main frame that is under way
     crashed: bool = False
+    pdf: str = ""  # URL of the PDF that was stored last
 
 
 class TabbedWindow:
@@ -81,6 +91,7 @@ class TabbedWindow:
         self._warnings: list[str] = []
         self._work: set[asyncio.Task[None]] = set()
         self._quiet_from = 0.0
+        self._opened = 0  # how often the active document had called window.open when it was quiet last
 
     async def _open_context(self) -> None:
         options = self.browser.options
@@ -120,7 +131,7 @@ class TabbedWindow:
         self._tabs[tab.tab_id] = tab
         page.on("close", lambda _: self._forget(tab))
         page.on("crash", lambda _: setattr(tab, "crashed", True))
-        page.on("download", lambda download: self._later(self._save(download)))
+        page.on("download", lambda download: self._later(self._save(tab, download)))
         page.on("framenavigated", lambda frame: self._on_navigated(tab, frame))
         return tab
 
@@ -166,7 +177,7 @@ class TabbedWindow:
     def _on_navigated(self, tab: OpenTab, frame: Frame) -> None:
         if frame.parent_frame is None:
             tab.loading = None
-        if not frame.url.startswith(("chrome-error:", "about:", "data:")) and self.guard.problem(frame.url):
+        if frame.url.startswith("http") and self.guard.problem(frame.url):
             self._later(self._leave(frame, frame.url))
 
     async def _on_forbidden(self, route: Route) -> None:
@@ -183,7 +194,7 @@ class TabbedWindow:
         with suppress(Error):
             await frame.goto(BLANK)
 
-    async def _save(self, download: Download) -> None:
+    async def _save(self, tab: OpenTab, download: Download) -> None:
         path = self.files.download_path(download.suggested_filename)
         path.touch()  # the name is taken from now on
         try:
@@ -192,6 +203,9 @@ class TabbedWindow:
         except Error as error:
             path.unlink(missing_ok=True)
             self._warnings.append(f"the download of {path.name} failed: {error.message.splitlines()[0][:100]}")
+        if tab.page.url in ("", BLANK) and len(self._tabs) > 1:  # a tab that was opened for the download alone
+            with suppress(Error):
+                await tab.page.close()
 
     # --------------------------------------------------------------------------------------------- what actions may use
 
@@ -250,13 +264,17 @@ class TabbedWindow:
 
     async def settle(self) -> int:
         """Waits until what was just done has shown its effect; returns how often the document has called window.open."""
-        self._quiet_from = time.monotonic()
-        return await self._ready()
+        self._quiet_from, self._opened = time.monotonic(), 0
+        await self._ready()
+        return self._opened
 
-    async def _ready(self) -> int:
-        """Waits until the page is parsed, its requests for data are answered and nothing changed since `_quiet_from` for a moment."""
+    async def _ready(self, *, stop: bool = False) -> None:
+        """Waits until the page is parsed, its requests for data are answered and nothing changed since `_quiet_from` for a moment.
+
+        A navigation is waited for NAVIGATION_WAIT_S; with `stop` one that is still not answered is given up. TimeoutError where the page hangs.
+        """
         limit = time.monotonic() + NAVIGATION_WAIT_S
-        soft, opened = time.monotonic() + self.options.quiet_limit_s, 0
+        soft = time.monotonic() + self.options.quiet_limit_s
         while (now := time.monotonic()) < limit and self._tabs:
             tab = self._tab
             if tab.loading is not None:
@@ -265,21 +283,53 @@ class TabbedWindow:
                 continue
             try:
                 await tab.page.wait_for_load_state("domcontentloaded", timeout=(limit - now) * 1000)
-                times = [self.options.quiet_s, max(0.0, soft - now), now - self._quiet_from]
-                opened = await asyncio.wait_for(tab.page.main_frame.evaluate(_QUIET, [1000 * t for t in times]), PAGE_LIMIT_S)
+                await self._quiet(tab, soft, limit)
             except Error:  # the document was replaced, or the tab closed itself
                 if tab.crashed or not self.browser.alive:
-                    break
+                    return
                 await asyncio.sleep(0.01)
                 continue
             if tab.loading is not None:
                 continue
             now = time.monotonic()
             if now >= soft or not any(now - since < self.options.quiet_limit_s for since in self._requests.values()):
-                break
+                return
             await asyncio.sleep(0.01)
             self._quiet_from = time.monotonic() - self.options.quiet_s / 2
-        return opened
+        if stop and self._tabs and self._tab.loading is not None:
+            self._warnings.append(self.secrets.mask(f"{self._tab.loading.url[:200]} did not answer, so loading it was stopped"))
+            self._tab.loading = None
+            with suppress(Error, TimeoutError):
+                await asyncio.wait_for((await self.cdp()).send("Page.stopLoading"), PAGE_LIMIT_S)
+
+    async def _quiet(self, tab: OpenTab, soft: float, limit: float) -> None:
+        """Waits for the document's own word that it is quiet. Chromium answers no question while a navigation is under way: then not beyond `limit`."""
+        started = time.monotonic()
+        times = [self.options.quiet_s, max(0.0, soft - started), started - self._quiet_from]
+        asked = asyncio.ensure_future(tab.page.main_frame.evaluate(_QUIET, [1000 * t for t in times]))
+        try:
+            while not asked.done():
+                await asyncio.wait({asked}, timeout=0.05)
+                now = time.monotonic()
+                if tab.loading is not None and now >= limit:
+                    return
+                if tab.loading is None and now - started > PAGE_LIMIT_S:
+                    raise TimeoutError
+            self._opened = await asked
+        finally:
+            asked.cancel()
+
+    async def _keep_pdf(self, tab: OpenTab) -> None:
+        """Stores the PDF that a tab shows among the agent's files, once for its URL."""
+        if tab.pdf == tab.page.url:
+            return
+        tab.pdf = tab.page.url
+        with suppress(Error, TimeoutError):  # a PDF that cannot be had is still shown
+            data = await asyncio.wait_for(tab.page.evaluate(_FETCH, MAX_PDF_BYTES), PAGE_LIMIT_S)
+            if data:
+                path = self.files.download_path(unquote(urlsplit(tab.pdf).path).rsplit("/", 1)[-1] or "document.pdf")
+                path.write_bytes(b64decode(data))
+                self._downloads.append(path.name)
 
     async def new_tab_within(self, seconds: float, known: set[str]) -> str | None:
         """Id of a tab that was opened since `known`, waiting for it at most `seconds`."""

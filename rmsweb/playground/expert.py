@@ -57,7 +57,7 @@ def read_view(prompt: str) -> View:
             waiting = None if name else (number, tag)
             if name:
                 index[name[1]], kind[name[1]] = number, tag
-                typed = re.search(r" value=(.*)$", rest)
+                typed = re.search(r" value=(.*?)(?= [\w-]+=|$)", rest)
                 value[name[1]] = typed[1] if typed else ""
         elif waiting and line.startswith("\t"):
             index[line.strip()], kind[line.strip()] = waiting

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# The whole method on a laptop: collect -> SFT -> mine -> RL -> evaluate, in a real browser, offline, on the CPU.
+#
+#   bash scripts/demo.sh            writes runs/demo   (a table, summary.json, report.html)
+#   bash scripts/demo.sh --smoke    the same stages on a handful of tasks and steps; writes runs/smoke; its figures mean nothing
+#
+# This file is the tutorial: each stage is one script with its flags, and the same script trains Qwen3-VL on GPUs with the paper's values
+# (its --help names them). The teacher and the judges are scripted and run behind an HTTP endpoint in the OpenAI chat format; the base is
+# a tiny Qwen3-VL (rmsweb/playground/base) trained on generic drills, never on a page of these sites.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# ------------------------------------------------------------------------------------------------------------- sizes
+FOLDER=runs/demo
+TRAIN_TASKS=200 DEV_TASKS=32 HELD_OUT_TASKS=48  # tasks of each split; held-out ones use names and a template that no other split has
+MAX_STEPS=12                                    # agent turns of a run
+POOL_RUNS=2 RUNS=3                              # runs of the SFT policy on each training task; runs of each policy on each held-out task (paper: 3)
+SFT_EPOCHS=4 SFT_BATCH=16 SFT_LR=1e-3           # paper: 3, 32, 1e-4
+RL_STEPS=100 RL_LR=3e-5                         # paper: not stated, 8e-6
+TRAIN_BATCH=8 MINI_BATCH=4 GENERATIONS=4        # B, M and generation batches a step (paper: 64, 16, 16)
+CONCURRENCY=4                                   # browsers at a time (paper: 16)
+case "${1:-}" in
+  "") ;;
+  --smoke)
+    FOLDER=runs/smoke
+    TRAIN_TASKS=12 DEV_TASKS=4 HELD_OUT_TASKS=4 MAX_STEPS=6 POOL_RUNS=1
+    SFT_EPOCHS=2 RL_STEPS=3 TRAIN_BATCH=4 MINI_BATCH=2 GENERATIONS=2
+    ;;
+  *) echo "demo.sh: unknown argument $1 (expected nothing or --smoke)" >&2; exit 2 ;;
+esac
+OUT=${DEMO_OUT:-$FOLDER}
+BASE=rmsweb/playground/base     # stands where Qwen3-VL-8B-Instruct stands
+PROMPT=scripts/demo_prompt.json # the paper's prompt in small: one picture of at most 16 tokens, the last two goals as history
+
+# --------------------------------------------------------------------------------------------------------- machinery
+TEACHER_PID=""
+cleanup() { if [ -n "$TEACHER_PID" ]; then kill "$TEACHER_PID" 2>/dev/null || true; wait "$TEACHER_PID" 2>/dev/null || true; fi; }
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
+STARTED=$SECONDS
+TIMES=""
+timed() { # timed STAGE COMMAND...: shows the command, runs it, adds its seconds to the stage
+  local stage=$1 before=$SECONDS
+  shift
+  printf '\n== %s (%d s so far)\n$ %s\n' "$stage" $((SECONDS - STARTED)) "$*"
+  "$@"
+  TIMES+="$stage $((SECONDS - before))"$'\n'
+}
+run() { local stage=$1; shift; timed "$stage" .venv/bin/python "$@"; }
+
+mkdir -p "$(dirname "$OUT")"
+exec 9>"$OUT.lock"
+flock -n 9 || { echo "demo.sh: another run is writing $OUT; set DEMO_OUT to another folder" >&2; exit 2; }
+timed setup bash scripts/setup.sh
+rm -rf "$OUT"
+mkdir -p "$OUT"
+
+# -------------------------------------------------------------------------------------------------- 1 tasks and roles
+run collect -m rmsweb.playground tasks --out "$OUT/tasks" --train $TRAIN_TASKS --dev $DEV_TASKS --held-out $HELD_OUT_TASKS
+.venv/bin/python -m rmsweb.playground teacher --port 0 >"$OUT/teacher.log" 2>&1 &
+TEACHER_PID=$!
+URL=""
+for _ in $(seq 100); do
+  URL=$(sed -n 's/^\(http[^ ]*\) serves.*/\1/p' "$OUT/teacher.log")
+  [ -z "$URL" ] || break
+  kill -0 "$TEACHER_PID" 2>/dev/null || break
+  sleep 0.2
+done
+[ -n "$URL" ] || { echo "demo.sh: the scripted teacher did not start:" >&2; cat "$OUT/teacher.log" >&2; exit 1; }
+
+# ---------------------------------------------- 2 collection: the teacher tries, fails, is given a reflection, tries again
+COLLECT=(--policy-url "$URL" --policy-model scripted-teacher --reflection-model scripted-reflection --extraction-model scripted-extractor
+  --prompt-config "$PROMPT" --tokenizer "$BASE" --max-steps $MAX_STEPS --concurrency $CONCURRENCY --rounds 5 --successes 2 --seed 0)
+run collect collect.py --tasks "$OUT/tasks/train.jsonl" --split train --out "$OUT/collect" "${COLLECT[@]}"
+run collect collect.py --tasks "$OUT/tasks/dev.jsonl" --split dev --out "$OUT/collect-dev" "${COLLECT[@]}"
+
+# ------------------------------------------------------------------- 3 supervised fine-tuning on the successful steps
+run sft train_sft.py --model "$BASE" --samples "$OUT/collect/samples.jsonl" --dev-samples "$OUT/collect-dev/samples.jsonl" --out "$OUT/train-sft" \
+  --epochs $SFT_EPOCHS --lr $SFT_LR --per-device-batch $SFT_BATCH --accumulation 1 --warmup-ratio 0.05 --lora-rank 64 --lora-alpha 128 --threads 1 --seed 42
+SFT="$OUT/train-sft/checkpoint-best"
+
+# ------------------------------------- 4 mining: where do runs of the same task part, one succeeding and one failing?
+run pool evaluate.py --policy "$SFT" --tasks "$OUT/tasks/train.jsonl" --split train --out "$OUT/pool" --runs $POOL_RUNS --max-steps $MAX_STEPS \
+  --temperature 1 --top-p 1 --top-k 0 --concurrency $CONCURRENCY --seed 1
+MINE=(--judge-url "$URL" --judge-model scripted-failure-judge --tokenizer "$BASE")
+run mine mine.py --pool "$OUT/collect" "$OUT/pool" --split train --out "$OUT/mined" "${MINE[@]}"
+run mine mine.py --pool "$OUT/collect-dev" --split dev --out "$OUT/mined-dev" "${MINE[@]}"
+
+# ----------------------------------------------------------------------- 5 Salvage-DS on the mined states, without a browser
+run rl train_rl.py --model "$SFT" --states "$OUT/mined/mined.jsonl" --dev-states "$OUT/mined-dev/mined.jsonl" "$OUT/mined-dev/ordinary.jsonl" \
+  --out "$OUT/train-rl" --max-steps $RL_STEPS --lr $RL_LR --train-batch $TRAIN_BATCH --mini-batch $MINI_BATCH --num-rollouts 8 \
+  --max-generation-batches $GENERATIONS --lora-rank 32 --lora-alpha 64 --response-budget 40 --threads 1 --seed 42
+RL="$OUT/train-rl/checkpoint-best"
+
+# ------------------------------------------------------------------ 6 evaluation on held-out tasks, the same way for all
+EVALUATE=(--tasks "$OUT/tasks/held-out.jsonl" --split held-out --runs $RUNS --max-steps $MAX_STEPS --concurrency $CONCURRENCY --seed 0)
+run evaluate evaluate.py --policy "$BASE" --out "$OUT/base" "${EVALUATE[@]}"
+run evaluate evaluate.py --policy "$SFT" --out "$OUT/sft" "${EVALUATE[@]}"
+run evaluate evaluate.py --policy "$RL" --out "$OUT/rl" "${EVALUATE[@]}"
+
+# --------------------------------------------------------------------------------------------------------- 7 the report
+printf '%stotal %d\n' "$TIMES" $((SECONDS - STARTED)) | awk '{s[$1] += $2} END {printf "{"; for (k in s) printf "%s\"%s\": %d", (n++ ? ", " : ""), k, s[k]; print "}"}' \
+  >"$OUT/seconds.json"
+run report -m rmsweb.report "$OUT"/{base,sft,rl,collect,collect-dev,train-sft,pool,mined,mined-dev,train-rl} --out "$OUT" --seconds "$OUT/seconds.json"
+[ "$FOLDER" = runs/demo ] || echo "This was the smoke run: it shows that every stage works; its figures mean nothing."
