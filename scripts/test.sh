@@ -26,4 +26,8 @@ stage "smoke demo"
 bash scripts/demo.sh --smoke
 stage "pytest -m '$MARKS'"  # last, so that a reader of the log finds its count at the end
 "$PYTHON" -m pytest -m "$MARKS" --durations=15
+if [ "${1:-}" = --ci ]; then
+  stage "mutants of reward, gating and objective: every one must be killed"
+  "$PYTHON" scripts/mutants.py --jobs 2
+fi
 echo "test.sh: all checks passed in $SECONDS s"

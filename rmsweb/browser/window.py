@@ -204,6 +204,7 @@ class TabbedWindow:
             path.unlink(missing_ok=True)
             self._warnings.append(f"the download of {path.name} failed: {error.message.splitlines()[0][:100]}")
         if tab.page.url in ("", BLANK) and len(self._tabs) > 1:  # a tab that was opened for the download alone
+            self._forget(tab)
             with suppress(Error):
                 await tab.page.close()
 
@@ -282,7 +283,6 @@ class TabbedWindow:
                 soft = time.monotonic() + self.options.quiet_limit_s
                 continue
             try:
-                await tab.page.wait_for_load_state("domcontentloaded", timeout=(limit - now) * 1000)
                 await self._quiet(tab, soft, limit)
             except Error:  # the document was replaced, or the tab closed itself
                 if tab.crashed or not self.browser.alive:
@@ -305,13 +305,19 @@ class TabbedWindow:
     async def _quiet(self, tab: OpenTab, soft: float, limit: float) -> None:
         """Waits for the document's own word that it is quiet. Chromium answers no question while a navigation is under way: then not beyond `limit`."""
         started = time.monotonic()
-        times = [self.options.quiet_s, max(0.0, soft - started), started - self._quiet_from]
-        asked = asyncio.ensure_future(tab.page.main_frame.evaluate(_QUIET, [1000 * t for t in times]))
+
+        async def ask() -> int:
+            await tab.page.wait_for_load_state("domcontentloaded", timeout=max(1.0, (limit - started) * 1000))
+            now = time.monotonic()
+            times = [self.options.quiet_s, max(0.0, soft - now), now - self._quiet_from]
+            return int(await tab.page.main_frame.evaluate(_QUIET, [1000 * t for t in times]))
+
+        asked = asyncio.ensure_future(ask())
         try:
             while not asked.done():
                 await asyncio.wait({asked}, timeout=0.05)
                 now = time.monotonic()
-                if tab.loading is not None and now >= limit:
+                if tab.tab_id not in self._tabs or (tab.loading is not None and now >= limit):
                     return
                 if tab.loading is None and now - started > PAGE_LIMIT_S:
                     raise TimeoutError
@@ -347,7 +353,9 @@ class TabbedWindow:
     async def switch_tab(self, tab_id: str) -> None:
         """Makes a tab the active one."""
         self._active = tab_id
-        await self.page.bring_to_front()
+        page = self.page
+        with suppress(Error):  # a tab that closed itself
+            await asyncio.wait_for(page.bring_to_front(), PAGE_LIMIT_S)
         await self.settle()
 
     async def close_tab(self, tab_id: str) -> None:

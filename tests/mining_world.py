@@ -1,0 +1,129 @@
+"""Small pools of runs for the tests of the miner and the report: a shop page, an answer a step, what came of it."""
+
+from dataclasses import replace
+from typing import Any
+
+from rmsweb.alignment import Run
+from rmsweb.browser.actions import canonical_text, parse_action
+from rmsweb.collection import action_sample
+from rmsweb.prompt import PromptConfig
+from rmsweb.records import (
+    Action,
+    ActionResult,
+    AgentOutput,
+    Element,
+    Ended,
+    Image,
+    Judgement,
+    Observation,
+    ParseFailure,
+    Source,
+    Split,
+    Step,
+    StepSample,
+    Task,
+    Trajectory,
+    Verdict,
+)
+
+CONFIG = PromptConfig(thinking=False)
+TASK = "Buy a lamp with color red at shop"
+BUTTONS = ("color", "add to cart", "checkout", "lamp", "help")
+VERBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "select": ("select_dropdown_option", {"index": 1, "text": "red"}),
+    "blue": ("select_dropdown_option", {"index": 1, "text": "blue"}),
+    "add": ("click_element_by_index", {"index": 2}),
+    "checkout": ("click_element_by_index", {"index": 3}),
+    "open": ("click_element_by_index", {"index": 4}),
+    "type": ("input_text", {"index": 5, "text": "lamp"}),
+    "scroll": ("scroll", {"down": True, "num_pages": 1.0}),
+    "back": ("go_back", {}),
+    "search": ("search_engine", {"query": "red lamp"}),
+    "research": ("search_engine", {"query": "blue chairs"}),
+    "goto": ("go_to_url", {"url": "http://shop.localhost/item"}),
+    "read": ("extract_structured_data", {"query": "price", "extract_links": False}),
+    "done": ("done", {"text": "bought", "success": True}),
+}
+
+
+def picture(name: str = "0123456789abcdef") -> Image:
+    return Image(path=f"screenshots/{name}.jpg", sha256=name * 4, width=640, height=480)
+
+
+def page(path: str, *, shift: int = 0, image: Image | None = None, text: str = "Red lamps on offer") -> Observation:
+    """The shop's page; `shift` moves all indices."""
+    tags = ("select", "button", "button", "a", "input")
+    nodes = [Element(index=None, node_key="t", tag="#text", text=text, box=(0, 0, 100, 20))]
+    nodes += [
+        Element(index=number + shift, node_key=str(number), tag=tag, text=label, box=(10, 40 * number, 90, 30))
+        for number, (tag, label) in enumerate(zip(tags, BUTTONS, strict=True), 1)
+    ]
+    return Observation(
+        url=f"http://shop.localhost{path}",
+        title="Shop",
+        tabs=(),
+        active_tab="0001",
+        viewport=(640, 480),
+        nodes=tuple(nodes),
+        screenshot=image,
+        fingerprint=f"{path} {text}",
+    )
+
+
+def action(name: str, shift: int = 0) -> Action:
+    """An action of VERBS on a page whose indices are moved."""
+    verb, params = VERBS[name]
+    return parse_action({verb: params | ({"index": params["index"] + shift} if "index" in params else {})})
+
+
+def step(number: int, name: str, *, path: str = "/", shift: int = 0, error: str | None = None, image: Image | None = None, memory: str = "") -> Step:
+    """One turn; `name` is a key of VERBS, or "junk" for an answer that does not parse."""
+    observation = page(path, shift=shift, image=image or picture())
+    if name == "junk":
+        return Step(number=number, observation=observation, response_text="?", output=None, parse_failure=ParseFailure(reason="no JSON"))
+    output = AgentOutput(actions=(action(name, shift),), memory=memory, next_goal=f"goal {name}")
+    result = ActionResult(error=error, message="" if error else f"did {name}", is_done=name == "done", success=True if name == "done" else None)
+    return Step(number=number, observation=observation, response_text=canonical_text(output, thinking=False), output=output, results=(result,))
+
+
+def trajectory(names: str, *, task_id: str = "t0", name: str = "a", split: Split = "train", script: str = "evaluate", shift: int = 0) -> Trajectory:
+    """A run: words of `names` are keys of VERBS, `verb@/path` on another page."""
+    steps = []
+    for number, word in enumerate(names.split(), 1):
+        verb, _, path = word.partition("@")
+        steps.append(step(number, verb, path=path or "/", shift=shift))
+    ended: Ended = "done" if names.endswith("done") else "max_steps"
+    task = Task(task_id=task_id, text=TASK, start_url="http://shop.localhost/", split=split, benchmark="playground", category="E-Commerce")
+    return Trajectory(
+        trajectory_id=f"{task_id}.{name}",
+        task=task,
+        source=Source(script=script, policy="p"),
+        steps=tuple(steps),
+        final_text="bought" if ended == "done" else None,
+        declared_success=True if ended == "done" else None,
+        ended=ended,
+        prompt_config=CONFIG.hash,
+    )
+
+
+def run(names: str, success: bool | None, **options: Any) -> Run:
+    """A run with its verdict."""
+    checked = options.pop("work_checked", False)
+    return Run(trajectory(names, **options), success, work_checked=checked)
+
+
+def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "check") -> Judgement:
+    return Judgement(trajectory_id=found.trajectory_id, judge=judge, model="", verdict=verdict, reason="because")
+
+
+def render(item: Run, position: int) -> StepSample | None:
+    """What mine.py renders."""
+    sample = action_sample(item.trajectory, position, CONFIG, lambda text: len(text) // 4)
+    return sample if isinstance(sample, StepSample) else None
+
+
+def on_page(found: Trajectory, number: int, observation: Observation) -> Trajectory:
+    """The trajectory with another page at a step (from 0)."""
+    steps = list(found.steps)
+    steps[number] = replace(steps[number], observation=observation)
+    return replace(found, steps=tuple(steps))

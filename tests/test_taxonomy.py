@@ -1,0 +1,68 @@
+"""The failure modes: Table 5, moves without indices, rule features, and local evidence."""
+
+import pytest
+from mining_world import TASK, on_page, page, step, trajectory
+
+from rmsweb.taxonomy import CATEGORIES, MODES, closing, features, features_text, is_blocked, moves_of, rule_label, violations
+
+
+def test_the_modes_are_those_of_table_5() -> None:
+    """Eleven categories, whose shares add up to 100 %, in falling order."""
+    shares = [mode.share for mode in MODES]
+    assert len(set(CATEGORIES)) == 11
+    assert sum(shares) == pytest.approx(100, abs=0.02)
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_a_move_does_not_depend_on_the_index() -> None:
+    """The same element under another index gives the same move; another element or value another one."""
+    assert moves_of(step(1, "add")) == moves_of(step(1, "add", shift=7))
+    assert moves_of(step(1, "add")) != moves_of(step(1, "checkout"))
+    assert moves_of(step(1, "select")) != moves_of(step(1, "blue"))
+
+
+def test_a_failed_action_is_no_move() -> None:
+    """Evidence counts what was done, not what was tried, unless asked for."""
+    failed = step(1, "add", error="gone")
+    assert moves_of(failed) == ()
+    assert len(moves_of(failed, failed=True)) == 1
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_every_mode_has_rules(category: str) -> None:
+    """Closing behaviour and violation are defined for each mode, on empty windows too."""
+    window = trajectory("open select add done").steps
+    wanted = closing(category, window, TASK)
+    assert wanted <= {move for found in window for move in moves_of(found)}
+    assert closing(category, [], TASK) == frozenset()
+    violations(category, [], wanted, ended="done", has_end=True)
+
+
+def test_a_skipped_option_violates_the_constraint() -> None:
+    """A run that goes on without the option that the task names shows the violation, the one that sets it does not."""
+    good, bad = trajectory("open select add done").steps, trajectory("open add done").steps
+    wanted = closing("constraint", good[:3], TASK)
+    assert {move.value for move in wanted if move.verb == "select_dropdown_option"} == {"red"}
+    assert violations("constraint", bad[:2], wanted, ended="done", has_end=False)
+    assert not violations("constraint", good[:3], wanted, ended="done", has_end=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "category"),
+    [("open junk junk junk", "interaction"), ("search research search scroll", "interaction"), ("open add done", "constraint")],
+)
+def test_rules_point_at_plain_failures(names: str, category: str) -> None:
+    """The rule category follows from how the run failed; its confidence is a share of votes."""
+    found = features("Buy a lamp with color red under 100 at shop", trajectory("open select add done"), trajectory(names))
+    label, confidence = rule_label(found)
+    assert label in (category, "controls")
+    assert 0 < confidence <= 1
+    assert "failed run" in features_text(found)
+
+
+def test_blocked_pages_are_recognised() -> None:
+    """Signatures of CAPTCHA and 403 pages count, a shop page does not."""
+    assert not is_blocked(step(1, "add"))
+    for words in ("Please solve this CAPTCHA", "403 Forbidden", "Verify you are human"):
+        blocked = on_page(trajectory("add"), 0, page("/", text=words))
+        assert is_blocked(blocked.steps[0])
