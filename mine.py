@@ -73,7 +73,10 @@ def load_pool(config: Config) -> tuple[list[Run], PromptConfig]:
         if shared is not None and own != shared:
             raise ValueError(f"--pool {path}: its prompt config differs from {config.pool[0]}'s in {', '.join(differing_fields(own, shared))}")
         shared = own
-        runs += progress(read_runs(path, config.split), label=f"runs of {path.name}")
+        for found in progress(read_runs(path, config.split), label=f"runs of {path.name}"):
+            if found.trajectory.prompt_config != own.hash:
+                raise ValueError(f"--pool {path}: {found.trajectory.trajectory_id} was made with another prompt config than {path / 'prompt_config.json'}")
+            runs.append(found)
     if shared is None or not runs:
         raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
     return runs, shared
@@ -154,9 +157,9 @@ async def run(config: Config) -> int:
     return 0
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    return asyncio.run(run(parse_config(Config, prog="mine.py", description=__doc__ or "")))
+    return asyncio.run(run(parse_config(Config, argv, prog="mine.py", description=__doc__ or "")))
 
 
 if __name__ == "__main__":

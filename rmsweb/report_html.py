@@ -59,7 +59,7 @@ def _ticks(low: float, high: float, count: int = 4) -> list[float]:
     >>> _ticks(0.0, 1.0)
     [0.0, 0.5, 1.0]
     """
-    raw = max(high - low, 1e-12) / count
+    raw = (high - low) / count
     size = 10 ** math.floor(math.log10(raw))
     step = next(factor * size for factor in (1, 2, 5, 10) if factor * size >= raw)
     first = math.floor(low / step)
@@ -75,7 +75,8 @@ def chart(title: str, series: Mapping[str, Sequence[Point]], *, note: str = "") 
         return ""
     xs = [x for points in lines.values() for x, _ in points]
     ys = [y for points in lines.values() for _, y in points]
-    ticks = _ticks(min(ys), max(ys) if max(ys) > min(ys) else min(ys) + (abs(min(ys)) or 1.0))
+    low, high = min(ys), max(ys)
+    ticks = _ticks(low, max(high, low + max(1e-6 * abs(low), 1e-9)))
     x0, x1, y0, y1 = min(xs), max(max(xs), min(xs) + 1), ticks[0], ticks[-1]
 
     def at(x: float, y: float) -> tuple[float, float]:

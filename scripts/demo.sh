@@ -23,7 +23,7 @@ case "${1:-}" in
   "") ;;
   --smoke)
     FOLDER=runs/smoke
-    TRAIN_TASKS=12 DEV_TASKS=4 HELD_OUT_TASKS=4 MAX_STEPS=6 POOL_RUNS=1
+    TRAIN_TASKS=10 DEV_TASKS=3 HELD_OUT_TASKS=3 MAX_STEPS=6 POOL_RUNS=1
     SFT_EPOCHS=2 RL_STEPS=3 TRAIN_BATCH=4 MINI_BATCH=2 GENERATIONS=2
     ;;
   *) echo "demo.sh: unknown argument $1 (expected nothing or --smoke)" >&2; exit 2 ;;
@@ -45,7 +45,7 @@ timed() { # timed STAGE COMMAND...: shows the command, runs it, adds its seconds
   local stage=$1 before=$SECONDS
   shift
   printf '\n== %s (%d s so far)\n$ %s\n' "$stage" $((SECONDS - STARTED)) "$*"
-  "$@"
+  "$@" 9>&-
   TIMES+="$stage $((SECONDS - before))"$'\n'
 }
 run() { local stage=$1; shift; timed "$stage" .venv/bin/python "$@"; }
@@ -59,7 +59,7 @@ mkdir -p "$OUT"
 
 # -------------------------------------------------------------------------------------------------- 1 tasks and roles
 run collect -m rmsweb.playground tasks --out "$OUT/tasks" --train $TRAIN_TASKS --dev $DEV_TASKS --held-out $HELD_OUT_TASKS
-.venv/bin/python -m rmsweb.playground teacher --port 0 >"$OUT/teacher.log" 2>&1 &
+.venv/bin/python -m rmsweb.playground teacher --port 0 >"$OUT/teacher.log" 2>&1 9>&- &
 TEACHER_PID=$!
 URL=""
 for _ in $(seq 100); do
@@ -83,7 +83,7 @@ SFT="$OUT/train-sft/checkpoint-best"
 
 # ------------------------------------- 4 mining: where do runs of the same task part, one succeeding and one failing?
 run pool evaluate.py --policy "$SFT" --tasks "$OUT/tasks/train.jsonl" --split train --out "$OUT/pool" --runs $POOL_RUNS --max-steps $MAX_STEPS \
-  --temperature 1 --top-p 1 --top-k 0 --concurrency $CONCURRENCY --seed 1
+  --temperature 1 --top-p 1 --top-k 0 --stop-on-stall --concurrency $CONCURRENCY --seed 1
 MINE=(--judge-url "$URL" --judge-model scripted-failure-judge --tokenizer "$BASE")
 run mine mine.py --pool "$OUT/collect" "$OUT/pool" --split train --out "$OUT/mined" "${MINE[@]}"
 run mine mine.py --pool "$OUT/collect-dev" --split dev --out "$OUT/mined-dev" "${MINE[@]}"
@@ -95,7 +95,7 @@ run rl train_rl.py --model "$SFT" --states "$OUT/mined/mined.jsonl" --dev-states
 RL="$OUT/train-rl/checkpoint-best"
 
 # ------------------------------------------------------------------ 6 evaluation on held-out tasks, the same way for all
-EVALUATE=(--tasks "$OUT/tasks/held-out.jsonl" --split held-out --runs $RUNS --max-steps $MAX_STEPS --concurrency $CONCURRENCY --seed 0)
+EVALUATE=(--tasks "$OUT/tasks/held-out.jsonl" --split held-out --runs $RUNS --max-steps $MAX_STEPS --stop-on-stall --concurrency $CONCURRENCY --seed 0)
 run evaluate evaluate.py --policy "$BASE" --out "$OUT/base" "${EVALUATE[@]}"
 run evaluate evaluate.py --policy "$SFT" --out "$OUT/sft" "${EVALUATE[@]}"
 run evaluate evaluate.py --policy "$RL" --out "$OUT/rl" "${EVALUATE[@]}"

@@ -1,12 +1,17 @@
 """Small pools of runs for the tests of the miner and the report: a shop page, an answer a step, what came of it."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import PIL.Image
 
 from rmsweb.alignment import Run
 from rmsweb.browser.actions import canonical_text, parse_action
 from rmsweb.collection import action_sample
-from rmsweb.prompt import PromptConfig
+from rmsweb.prompt import PromptConfig, save_prompt_config
 from rmsweb.records import (
     Action,
     ActionResult,
@@ -24,6 +29,7 @@ from rmsweb.records import (
     Task,
     Trajectory,
     Verdict,
+    write_records,
 )
 
 CONFIG = PromptConfig(thinking=False)
@@ -92,7 +98,7 @@ def trajectory(names: str, *, task_id: str = "t0", name: str = "a", split: Split
     for number, word in enumerate(names.split(), 1):
         verb, _, path = word.partition("@")
         steps.append(step(number, verb, path=path or "/", shift=shift))
-    ended: Ended = "done" if names.endswith("done") else "max_steps"
+    ended: Ended = "done" if names.split()[-1].startswith("done") else "max_steps"
     task = Task(task_id=task_id, text=TASK, start_url="http://shop.localhost/", split=split, benchmark="playground", category="E-Commerce")
     return Trajectory(
         trajectory_id=f"{task_id}.{name}",
@@ -127,3 +133,16 @@ def on_page(found: Trajectory, number: int, observation: Observation) -> Traject
     steps = list(found.steps)
     steps[number] = replace(steps[number], observation=observation)
     return replace(found, steps=tuple(steps))
+
+
+def write_folder(path: Path, runs: Sequence[Run], *, config: dict[str, Any] | None = None) -> Path:
+    """A run folder as collect.py and evaluate.py leave it, with the pictures that its steps name."""
+    path.mkdir(parents=True)
+    (path / "screenshots").mkdir()
+    PIL.Image.new("RGB", (64, 48), "white").save(path / picture().path)
+    save_prompt_config(CONFIG, path / "prompt_config.json")
+    (path / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
+    write_records(path / "trajectories.rank0.jsonl", Trajectory, [item.trajectory for item in runs])
+    verdicts: dict[bool | None, Verdict] = {True: "success", False: "not_success", None: "unparsed"}
+    write_records(path / "judgements.rank0.jsonl", Judgement, [judgement(item.trajectory, verdicts[item.success]) for item in runs])
+    return path

@@ -84,6 +84,7 @@ class TabbedWindow:
         self._tabs: dict[str, OpenTab] = {}
         self._active = ""
         self._count = 0
+        self._empty_pages = 0  # tabs that opened for a download and were closed again
         self._keys: dict[int, str] = {}
         self._requests: dict[Request, float] = {}
         self._dialogs: list[str] = []
@@ -120,7 +121,15 @@ class TabbedWindow:
         await self.open_tab()
 
     def _on_page(self, page: Page) -> None:
-        self._register(page)
+        if page.url == "" and self._tabs:  # what it was opened for became a download
+            self._empty_pages += 1
+            self._later(self._close(page))
+        else:
+            self._register(page)
+
+    async def _close(self, page: Page) -> None:
+        with suppress(Error):
+            await page.close()
 
     def _register(self, page: Page) -> OpenTab:
         known = next((tab for tab in self._tabs.values() if tab.page is page), None)
@@ -131,7 +140,7 @@ class TabbedWindow:
         self._tabs[tab.tab_id] = tab
         page.on("close", lambda _: self._forget(tab))
         page.on("crash", lambda _: setattr(tab, "crashed", True))
-        page.on("download", lambda download: self._later(self._save(tab, download)))
+        page.on("download", lambda download: self._later(self._save(download)))
         page.on("framenavigated", lambda frame: self._on_navigated(tab, frame))
         return tab
 
@@ -194,7 +203,7 @@ class TabbedWindow:
         with suppress(Error):
             await frame.goto(BLANK)
 
-    async def _save(self, tab: OpenTab, download: Download) -> None:
+    async def _save(self, download: Download) -> None:
         path = self.files.download_path(download.suggested_filename)
         path.touch()  # the name is taken from now on
         try:
@@ -203,10 +212,6 @@ class TabbedWindow:
         except Error as error:
             path.unlink(missing_ok=True)
             self._warnings.append(f"the download of {path.name} failed: {error.message.splitlines()[0][:100]}")
-        if tab.page.url in ("", BLANK) and len(self._tabs) > 1:  # a tab that was opened for the download alone
-            self._forget(tab)
-            with suppress(Error):
-                await tab.page.close()
 
     # --------------------------------------------------------------------------------------------- what actions may use
 
@@ -339,8 +344,8 @@ class TabbedWindow:
 
     async def new_tab_within(self, seconds: float, known: set[str]) -> str | None:
         """Id of a tab that was opened since `known`, waiting for it at most `seconds`."""
-        end = time.monotonic() + seconds
-        while not (new := [tab_id for tab_id in self._tabs if tab_id not in known]) and time.monotonic() < end:
+        end, empty = time.monotonic() + seconds, self._empty_pages
+        while not (new := [tab_id for tab_id in self._tabs if tab_id not in known]) and time.monotonic() < end and self._empty_pages == empty:
             await asyncio.sleep(0.01)
         return new[-1] if new else None
 

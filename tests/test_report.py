@@ -1,0 +1,140 @@
+"""The report: figures from records alone, escaped page text, relative links, and the word scripted where a scripted role was used."""
+
+import json
+import math
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mining_world import run, step, write_folder
+
+import mine
+from rmsweb.report import Folder, Report, figures, main
+from rmsweb.report_html import _ticks, chart, text
+
+EVIL = '<script>alert("x")</script><img src=x onerror=y>'
+GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
+
+
+class Page(HTMLParser):
+    """Tags and the addresses that they load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+
+def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
+    """An evaluation of one task a letter pair: `+-` is a task with one success and one failure; `hostile` puts markup into every text."""
+    runs = []
+    for number, sign in enumerate(wins):
+        item = run(GOOD if sign == "+" else BAD, sign == "+", task_id=f"t{number // 3}", name=f"n{number % 3}", split="held-out")
+        if hostile:
+            steps = tuple(replace(old, observation=replace(old.observation, url=EVIL, title=EVIL), response_text=EVIL) for old in item.trajectory.steps)
+            steps = (*steps, replace(step(9, "junk"), response_text=EVIL))
+            task = replace(item.trajectory.task, text=EVIL)
+            item = replace(item, trajectory=replace(item.trajectory, steps=steps, task=task, final_text=EVIL, guide_in=EVIL))
+        runs.append(item)
+    return write_folder(path, runs)
+
+
+def test_figures_are_those_of_the_runs(tmp_path: Path) -> None:
+    """pass@1 is the mean over runs, pass@3 counts tasks solved once, steps are over successes, n counts tasks."""
+    found = figures(Folder(held_out(tmp_path / "sft", "+--" + "---" + "+++")))
+    assert found["pass1"] == pytest.approx(4 / 9)
+    assert found["pass3"] == pytest.approx(2 / 3)
+    assert (found["steps"], found["n"], found["runs"]) == (4.0, 3, 9)
+    assert found["pass1_interval"][0] <= found["pass1"] <= found["pass1_interval"][1]
+
+
+def test_summary_holds_the_contract(tmp_path: Path) -> None:
+    """summary.json has policies.{base,sft,rl}.{pass1,pass3,steps,n}, seconds, and None where there is no figure."""
+    folders = [held_out(tmp_path / name, wins) for name, wins in (("base", "---"), ("sft", "+--"), ("rl", "+++"))]
+    (tmp_path / "seconds.json").write_text('{"total": 9, "sft": 5}')
+    assert main([*map(str, folders), "--out", str(tmp_path / "out"), "--seconds", str(tmp_path / "seconds.json")]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert {name: (row["pass1"], row["pass3"], row["steps"], row["n"]) for name, row in summary["policies"].items()} == {
+        "base": (0.0, 0.0, None, 1),
+        "sft": (pytest.approx(1 / 3), 1.0, 4.0, 1),
+        "rl": (1.0, 1.0, 4.0, 1),
+    }
+    assert summary["seconds"] == {"total": 9, "sft": 5}
+    assert set(summary["differences"]) == {"sft - base", "rl - sft"}
+    assert summary["scripted"] == []
+
+
+def test_page_text_is_escaped_and_links_are_relative(tmp_path: Path) -> None:
+    """Markup in tasks, URLs, answers and guides stays text; the page loads only pictures that lie beside it; it runs no script."""
+    folder = held_out(tmp_path / "sft", "+-", hostile=True)
+    assert main([str(folder)]) == 0
+    source = (folder / "report.html").read_text(encoding="utf-8")
+    page = Page(source)
+    assert "script" not in page.tags
+    assert text(EVIL) in source
+    assert page.sources
+    assert all(not address.startswith(("/", "http")) and (folder / address).is_file() for address in page.sources)
+
+
+def test_scripted_roles_are_named(tmp_path: Path) -> None:
+    """A run folder whose config or records name a scripted role makes the page say so; an unused judge does not count."""
+    plain = write_folder(tmp_path / "a", [run(GOOD, True)], config={"judge_model": "scripted-judge", "judge_url": None})
+    used = write_folder(tmp_path / "b", [run(GOOD, True, script="collect")], config={"policy_model": "scripted-teacher"})
+    assert Report(out=tmp_path, folders=[Folder(plain)]).scripted == []
+    assert main([str(plain), str(used), "--out", str(tmp_path / "out")]) == 0
+    assert "Scripted roles in this report: scripted-teacher" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_every_section_has_its_folder(tmp_path: Path) -> None:
+    """Collection, mining, gates, curves, times and runs each appear where a folder brings them, and the paper's figures always."""
+    collected = write_folder(tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")])
+    (collected / "report.json").write_text(json.dumps({"tasks": 1, "attempts": 2, "samples": {"action": 4}, "solve@2_failed_round_1": [0.0, 0.5]}))
+    assert mine.main(["--pool", str(collected), "--out", str(tmp_path / "mined")]) == 0
+    rl, sft = tmp_path / "train-rl", tmp_path / "train-sft"
+    cells = {"controls": {"accepted": 1, "no contrast": 2}}
+    lines = {rl: {"step": 1, "std_rejected_frac": 0.5, "reward_mean": 0.3, "cells": cells}, sft: {"step": 1, "loss": 0.5, "dev_loss": 0.4}}
+    for folder, line in lines.items():
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    folders = [collected, tmp_path / "mined", rl, sft]
+    assert [Folder(folder).role for folder in folders] == ["collection", "mined", "rl", "sft"]
+    assert main([*map(str, folders), "--out", str(tmp_path / "out")]) == 0
+    source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for words in ("Collection", "Mining: mined", "Gates", "Rejected by each gate", "SFT loss", "Runs", "instead of", "86.4", "No evaluation of held-out tasks"):
+        assert words in source
+
+
+def test_bad_input_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing folder is exit 3, a broken metrics file exit 2 with its line."""
+    assert main([str(tmp_path / "none")]) == 3
+    (tmp_path / "rl").mkdir()
+    (tmp_path / "rl" / "metrics.jsonl").write_text('{"step": 1}\nnot json\n')
+    assert main([str(tmp_path / "rl")]) == 2
+    assert "metrics.jsonl:2" in capsys.readouterr().err
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_few_and_span_the_data(low: float, width: float) -> None:
+    """Round ticks, at most seven, from below the data to above it."""
+    found = _ticks(low, low + width)
+    assert 2 <= len(found) <= 7
+    slack = 1e-6 * (abs(low) + width)
+    assert found[0] <= low + slack
+    assert found[-1] >= low + width - slack
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=8))
+def test_a_chart_takes_any_numbers(points: list[tuple[float, float]]) -> None:
+    """Not-a-number and infinite values are left out; without points there is no chart."""
+    found = chart("a & b", {"x": points, "empty": []})
+    assert ("<svg" in found) == any(math.isfinite(y) for _, y in points)
+    assert "nan" not in found.replace("legend", "")
