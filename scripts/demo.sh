@@ -59,7 +59,8 @@ mkdir -p "$OUT"
 
 # -------------------------------------------------------------------------------------------------- 1 tasks and roles
 run collect -m rmsweb.playground tasks --out "$OUT/tasks" --train $TRAIN_TASKS --dev $DEV_TASKS --held-out $HELD_OUT_TASKS
-.venv/bin/python -m rmsweb.playground teacher --port 0 >"$OUT/teacher.log" 2>&1 9>&- &
+: >"$OUT/teacher.log" # it is read below, maybe before the teacher has opened it
+.venv/bin/python -m rmsweb.playground teacher --port 0 >>"$OUT/teacher.log" 2>&1 9>&- &
 TEACHER_PID=$!
 URL=""
 for _ in $(seq 100); do
