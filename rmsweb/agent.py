@@ -58,7 +58,7 @@ class SessionLike(Protocol):
 class AgentOptions:
     """Limits of an episode."""
 
-    max_steps: int = 50  # agent turns (SPEC 11)
+    max_steps: int = 50  # agent turns
     max_failures: int = 3  # unusable answers in a row
     stop_on_stall: bool = False  # collection stops at a stalled loop, evaluation goes on
     record_broken: bool = False  # a browser that is gone for good ends the episode instead of raising
@@ -138,7 +138,7 @@ def _move(step: Step) -> tuple[str, ...]:
 
 
 def is_stalled(steps: Sequence[Step]) -> bool:
-    """Whether the last steps are a stalled loop (SPEC 4): one move three times running, or a cycle of two repeated three times, in unchanged states."""
+    """Whether the last steps are a stalled loop: one move three times running, or a cycle of two repeated three times, in unchanged states."""
     moves = [_move(step) for step in steps[-6:]]
     if len(moves) >= 3 and moves[-1] == moves[-2] == moves[-3]:
         return True

@@ -1,6 +1,6 @@
 """Prompt: task, history and browser state -> messages of tagged parts, cut to a token budget without a look at the answer.
 
-Purpose: the one rendering that collection, SFT, mining, RL and evaluation share (CONTRACTS 1). Needs no torch: tokens are counted by
+Purpose: the one rendering that collection, SFT, mining, RL and evaluation share. Needs no torch: tokens are counted by
 a callable. What is cut, in this order: the oldest history, then what was read, then the state lines farthest from the viewport.
 Never cut: the task, the image, the schema.
 

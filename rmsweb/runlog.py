@@ -165,7 +165,7 @@ def environment() -> dict[str, Any]:
 
 
 class RunFolder:
-    """A run's folder (CONTRACTS 4): config.json, env.json, metrics.jsonl, and the record files that the script adds."""
+    """A run's folder: config.json, env.json, metrics.jsonl, and the record files that the script adds."""
 
     def __init__(self, path: Path, *, resume: bool = False, config: Any = None, may_differ: Sequence[str] = ()) -> None:
         """Makes or reopens the folder; rank 0 writes config.json and env.json.

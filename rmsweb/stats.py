@@ -1,6 +1,6 @@
 """Statistics of an evaluation: pass@1, pass@k, 95% intervals, paired differences, prices.
 
-Purpose: the figures of Tables 1-3 and Fig. 1 (App. A) and how sure one may be of them (SPEC 13). Outcomes are given as one list of
+Purpose: the figures of Tables 1-3 and Fig. 1 (App. A) and how sure one may be of them. Outcomes are given as one list of
 runs a task: `{"task": [True, False, True]}`. Nothing here imports the package.
 
 ours: intervals resample tasks, not runs, because the runs of a task are not independent; the same tasks are resampled on both sides of
@@ -101,7 +101,7 @@ def paired_difference(ours: Outcomes, other: Outcomes, *, seed: int = 0) -> Esti
 
 
 def evidence(difference: Estimate) -> Literal["shows", "contradicts", "undecided"]:
-    """What a paired difference says about a claimed improvement (SPEC 13): the interval excludes 0 in the claim's direction, in the other one, or not."""
+    """What a paired difference says about a claimed improvement: the interval excludes 0 in the claim's direction, in the other one, or not."""
     return "shows" if difference.low > 0 else "contradicts" if difference.high < 0 else "undecided"
 
 

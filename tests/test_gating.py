@@ -100,7 +100,7 @@ def test_seven_to_one_passes_and_eight_to_none_does_not() -> None:
 
 
 def test_worked_case() -> None:
-    """SPEC's worked case: sigma and advantages of groups A and B to 1e-9."""
+    """The worked case: sigma and advantages of groups A and B to 1e-9."""
     a, b = g.gate([1.0, 0.3]), g.gate([0.3, 0.0])
     assert a.std == pytest.approx(0.494974747, abs=1e-9)
     assert a.advantages == pytest.approx([0.707105353, -0.707105353], abs=1e-9)

@@ -134,7 +134,7 @@ def test_loss_equals_the_per_token_loop(case: Case, config: o.ObjectiveConfig, a
 
 
 def worked_case() -> Case:
-    """SPEC's worked case: group A accepted, group B rejected by competence, n = 2, M = 2."""
+    """The worked case: group A accepted, group B rejected by competence, n = 2, M = 2."""
     a, b = gate([1.0, 0.3]), gate([0.3, 0.0])
     rollouts = [
         (0, a, 0, (-0.5, -1), (-0.9, -1), (-0.6, -1.2)),
@@ -158,7 +158,7 @@ def worked_case() -> Case:
 
 
 def test_worked_case_to_1e_9() -> None:
-    """PG and KL means, NLL, both group losses and the mini-batch loss are SPEC's figures to 1e-9."""
+    """PG and KL means, NLL, both group losses and the mini-batch loss are the worked figures to 1e-9."""
     case = worked_case()
     near = {"abs": 1e-9, "rel": 0}
     sums = [our_loss(case, PAPER, [place])[2] for place in range(5)]

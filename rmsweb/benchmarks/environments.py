@@ -1,6 +1,6 @@
 """Environments: where an episode happens and whether the place itself can check its outcome.
 
-Purpose: collection and evaluation see the playground, the live web and other local benchmarks through one protocol (CONTRACTS 5).
+Purpose: collection and evaluation see the playground, the live web and other local benchmarks through one protocol.
 """
 
 import datetime

@@ -347,7 +347,7 @@ def canonical_action(action: Action) -> str:
 
 
 def canonical_text(output: AgentOutput, *, thinking: bool = True) -> str:
-    """The training target (CONTRACTS 2): keys and parameters in schema order, compact separators, UTF-8 kept."""
+    """The training target: keys and parameters in schema order, compact separators, UTF-8 kept."""
     head: dict[str, Any] = {"thinking": output.thinking or ""} if thinking else {}
     head |= {key: getattr(output, key) for key in OUTPUT_KEYS[1:]}
     return _compact(head | {"action": [_canonical(action) for action in output.actions]})

@@ -132,7 +132,7 @@ class Session(TabbedWindow):
         """Carries out a step's actions in order; the results are those of the actions that were executed.
 
         The rest is left out after an error, after `done` (which counts only as the first action), when the URL or the active tab changed,
-        and before an action on an element that is no longer the node which `observation` showed (SPEC 1). The extractor's exceptions pass.
+        and before an action on an element that is no longer the node which `observation` showed. The extractor's exceptions pass.
         """
         self._keys = {node.index: node.node_key for node in observation.nodes if node.index is not None}
         results: list[ActionResult] = []

@@ -8,7 +8,7 @@ Shapes: B prompts, n rollouts a prompt, P longest prompt, N longest answer, L la
 head dimension, V vocabulary.
 
 1. ours: a rollout draws by inverse CDF from the uniform numbers of its own seed, so that neither the batch it lies in, nor the rank,
-   nor the other rollouts change it (CONTRACTS: randomness).
+   nor the other rollouts change it.
 2. ours: a prompt whose rollouts have all finished leaves the batch once a quarter of the batch could leave.
 3. ours: recorded log-probabilities are those of the model at the sampling temperature before top-k and top-p, which is what the
    trainer recomputes.

@@ -31,7 +31,7 @@ class CheckpointPolicy:
     Args:
         policy: the model; nobody else may use it while requests are open.
         image_root: folder that the pictures' paths are relative to (the run folder).
-        decoding: SPEC's evaluation decoding by default (temperature 0.7, top-p 0.8, top-k 20).
+        decoding: the evaluation's by default (temperature 0.7, top-p 0.8, top-k 20).
         window_s: how long the first request of a batch waits for others.
         max_batch: requests answered at once.
     """

@@ -2,7 +2,7 @@
 
 Purpose: a `World` is everything that is true for one task: the names on its pages, the facts, what is wanted, and what the server
 assumes where nothing is chosen. The Task record that an agent gets carries the text only. Splits have names of their own, and the
-template `wiki.related` occurs in held-out tasks alone (SPEC 13).
+template `wiki.related` occurs in held-out tasks alone.
 
 ours: an unchosen option silently takes a default that is right in half of the tasks, and result lists show a fact that is stale in
 half of them, so that careless runs succeed by luck often enough to get into a corpus of successes.
