@@ -30,7 +30,7 @@ from rmsweb.engine.rl import State, StepConfig, greedy_rewards, make_state, rl_s
 from rmsweb.engine.training import Optimizer, constant, load_training_state, save_checkpoint, save_training_state
 from rmsweb.gating import MIN_STD
 from rmsweb.objective import CLIP_HIGH, CLIP_LOW, KL_WEIGHT, SALVAGE_WEIGHT, ObjectiveConfig
-from rmsweb.prompt import PromptConfig, differing_fields, load_prompt_config
+from rmsweb.prompt import PromptConfig, load_shared_prompt_config
 from rmsweb.records import MinedState, RecordError, StepSample, read_records
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
 
@@ -115,13 +115,7 @@ class Config:
 
 def read_prompt_config(config: Config) -> PromptConfig:
     """The prompt configuration beside the first states; ValueError naming the file and the field where another file's differs."""
-    files = [path.parent / "prompt_config.json" for path in (*config.states, *config.dev_states)]
-    wanted = load_prompt_config(files[0])
-    for file in files:
-        other = load_prompt_config(file)
-        if other != wanted:
-            raise ValueError(f"{file}: differs from {files[0]} in {', '.join(differing_fields(wanted, other))}")
-    return wanted
+    return load_shared_prompt_config([path.parent / "prompt_config.json" for path in (*config.states, *config.dev_states)])
 
 
 def record_kind(file: Path) -> type[StepSample]:

@@ -23,7 +23,7 @@ from rmsweb.engine.lora import add_lora
 from rmsweb.engine.packing import Group, Lengths
 from rmsweb.engine.policy import PolicyModel, checkpoint_layers
 from rmsweb.engine.training import Optimizer, cosine_with_warmup, load_training_state, rank_packs, save_checkpoint, save_training_state, score
-from rmsweb.prompt import PromptConfig, differing_fields, load_prompt_config
+from rmsweb.prompt import PromptConfig, load_shared_prompt_config
 from rmsweb.records import StepSample, derive_seed, read_records
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
 
@@ -92,13 +92,7 @@ class Data:
 def read_prompt_config(config: Config) -> PromptConfig:
     """The one prompt configuration of the run; ValueError naming the file and the field where two files differ."""
     files = [path.parent / "prompt_config.json" for path in (*config.samples, *config.dev_samples)]
-    first = config.prompt_config or files[0]
-    wanted = load_prompt_config(first)
-    for file in files:
-        other = load_prompt_config(file)
-        if other != wanted:
-            raise ValueError(f"{file}: differs from {first} in {', '.join(differing_fields(wanted, other))}")
-    return wanted
+    return load_shared_prompt_config([config.prompt_config, *files] if config.prompt_config else files)
 
 
 def read_data(files: Sequence[Path], policy: PolicyModel, config: Config, split: str, label: str) -> Data:

@@ -83,6 +83,16 @@ def differing_fields(a: PromptConfig, b: PromptConfig) -> list[str]:
     return [field.name for field in dataclasses.fields(PromptConfig) if getattr(a, field.name) != getattr(b, field.name)]
 
 
+def load_shared_prompt_config(files: Sequence[Path]) -> PromptConfig:
+    """The configuration that all files hold; ValueError naming the file and the fields where one differs from the first."""
+    wanted = load_prompt_config(files[0])
+    for file in files[1:]:
+        other = load_prompt_config(file)
+        if other != wanted:
+            raise ValueError(f"{file}: differs from {files[0]} in {', '.join(differing_fields(wanted, other))}")
+    return wanted
+
+
 def image_size(width: int, height: int, config: PromptConfig) -> tuple[int, int]:
     """Size (width, height) in pixels after Qwen's resize: sides are multiples of 32, the area lies in the config's bounds where the aspect allows it.
 
