@@ -5,7 +5,7 @@ policy is a callable. Nothing that goes wrong on a page or in an answer leaves t
 The guide rho of the reflection loop goes into the prompts of its round and into no Step.
 
 ours: a prompt is a function of the records alone (`step_prompt`), so flattening and mining render exactly what the policy saw, less
-the guide. ours: the seed of an episode goes with each of its calls.
+the guide. ours: each call draws from (seed of the episode, step), so a sampling policy that comes back to an unchanged state may answer otherwise.
 """
 
 import time
@@ -30,6 +30,7 @@ from rmsweb.records import (
     Task,
     Trajectory,
     Usage,
+    derive_seed,
 )
 
 GUIDE_TAG_TOKENS = 16  # the lines around the guide
@@ -155,8 +156,9 @@ def has_stalled(steps: Sequence[Step]) -> bool:
 
 @dataclass(kw_only=True)
 class Episode:
-    """One attempt at a task. `seed` goes with every policy call; `guide` is rho; `date` (ISO) stands in the prompts and is recorded as
-    task.environment["date"]; `extraction_policy` answers extractions (None: the policy itself, as in evaluation)."""
+    """One attempt at a task. `seed` and the step's number give the seed of each policy call; `guide` is rho; `date` (ISO) stands in the
+    prompts and is recorded as task.environment["date"]; `extraction_policy` answers extractions (None: the policy itself, as in
+    evaluation)."""
 
     policy: Policy
     session: SessionLike
@@ -197,7 +199,7 @@ class Episode:
     async def extract(self, query: str, page_text: str, extract_links: bool) -> str:
         """Answers an extraction from the page's text; its tokens count as the step's."""
         messages = list(extraction_request(self.config, query, page_text, extract_links, self.count_tokens))
-        reply = await (self.extraction_policy or self.policy)(messages, seed=self.seed, purpose="extract", max_tokens=self.config.response_budget)
+        reply = await (self.extraction_policy or self.policy)(messages, seed=self._call_seed(), purpose="extract", max_tokens=self.config.response_budget)
         tokens = self.extra.prompt_tokens + reply.prompt_tokens, self.extra.completion_tokens + reply.completion_tokens
         self.extra = Usage(prompt_tokens=tokens[0], completion_tokens=tokens[1])
         return reply.text.strip()
@@ -219,12 +221,15 @@ class Episode:
                 raise
             raise PromptOverflow(str(error)) from error
 
+    def _call_seed(self) -> int:
+        return derive_seed(self.seed, len(self.steps) + 1)
+
     async def _step(self) -> Step:
         """One turn."""
-        started, restarts, self.extra = time.monotonic(), self.session.restarts, Usage()
+        started, restarts, self.extra, seed = time.monotonic(), self.session.restarts, Usage(), self._call_seed()
         observation = await self.session.observe()
         prompt = self._prompt(observation)
-        reply = await self.policy(list(prompt.messages), seed=self.seed, purpose="act", max_tokens=self.config.response_budget)
+        reply = await self.policy(list(prompt.messages), seed=seed, purpose="act", max_tokens=self.config.response_budget)
         answer = parse_agent_output(reply.text)
         if isinstance(answer, ParseFailure) and not reply.text and reply.finish_reason.startswith("refused"):
             answer = ParseFailure(reason=reply.finish_reason[:300])
@@ -239,7 +244,7 @@ class Episode:
             parse_failure=answer if isinstance(answer, ParseFailure) else None,
             results=results,
             usage=Usage(
-                seed=self.seed,
+                seed=seed,
                 prompt_tokens=reply.prompt_tokens + self.extra.prompt_tokens,
                 completion_tokens=reply.completion_tokens + self.extra.completion_tokens,
                 finish_reason=reply.finish_reason,

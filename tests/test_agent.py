@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rmsweb.agent import AgentOptions, Episode, executed_actions, has_stalled, is_stalled, step_prompt
 from rmsweb.browser.actions import parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
-from rmsweb.records import ActionResult, AgentOutput, Observation, Source, Step, Text, Trajectory, dumps
+from rmsweb.records import ActionResult, AgentOutput, Observation, Source, Step, Text, Trajectory, derive_seed, dumps
 
 
 def episode(
@@ -47,7 +47,8 @@ def test_a_successful_episode() -> None:
     assert session.value == 3
     assert session.visited == [TASK.start_url]
     assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (300, 30)
-    assert policy.calls == [(5, "act", CONFIG.response_budget)] * 3
+    assert policy.calls == [(derive_seed(5, number), "act", CONFIG.response_budget) for number in (1, 2, 3)]
+    assert [step.usage.seed for step in result.steps] == [derive_seed(5, number) for number in (1, 2, 3)]
     assert result.task.environment["date"] == "2026-01-02"
     assert result.prompt_config == CONFIG.hash
 
@@ -94,7 +95,7 @@ def test_extraction_is_answered_and_counted() -> None:
     policy, reader = ScriptedPolicy(answer(look), answer(click(1)), answer(done())), ScriptedPolicy(" 42 ")
     result = episode(policy, extraction=reader)
     assert PAGE_TEXT in reader.prompts[0]
-    assert reader.calls[0][:2] == (5, "extract")
+    assert reader.calls[0][:2] == (derive_seed(5, 1), "extract")
     assert result.steps[0].results[0].content == "42"
     assert result.steps[0].usage.prompt_tokens == 200
     assert [("<read_state>\n42" in prompt) for prompt in policy.prompts] == [False, True, False]
