@@ -115,7 +115,7 @@ class Config:
 
 def read_prompt_config(config: Config) -> PromptConfig:
     """The prompt configuration beside the first states; ValueError naming the file and the field where another file's differs."""
-    return load_shared_prompt_config([path.parent / "prompt_config.json" for path in (*config.states, *config.dev_states)])
+    return load_shared_prompt_config((*config.states, *config.dev_states))
 
 
 def record_kind(file: Path) -> type[StepSample]:

@@ -91,8 +91,7 @@ class Data:
 
 def read_prompt_config(config: Config) -> PromptConfig:
     """The one prompt configuration of the run; ValueError naming the file and the field where two files differ."""
-    files = [path.parent / "prompt_config.json" for path in (*config.samples, *config.dev_samples)]
-    return load_shared_prompt_config([config.prompt_config, *files] if config.prompt_config else files)
+    return load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
 
 
 def read_data(files: Sequence[Path], policy: PolicyModel, config: Config, split: str, label: str) -> Data:

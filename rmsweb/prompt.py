@@ -64,6 +64,8 @@ def load_prompt_config(path: Path) -> PromptConfig:
     """Reads a PromptConfig from JSON; fields left out have their defaults, unknown ones are an error."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file; it holds the prompt configuration of the records beside it") from None
     except ValueError as error:
         raise RecordError(f"{path}: not JSON ({error})") from None
     known = {field.name for field in dataclasses.fields(PromptConfig)}
@@ -83,8 +85,15 @@ def differing_fields(a: PromptConfig, b: PromptConfig) -> list[str]:
     return [field.name for field in dataclasses.fields(PromptConfig) if getattr(a, field.name) != getattr(b, field.name)]
 
 
-def load_shared_prompt_config(files: Sequence[Path]) -> PromptConfig:
-    """The configuration that all files hold; ValueError naming the file and the fields where one differs from the first."""
+def load_shared_prompt_config(records: Sequence[Path], given: Path | None = None) -> PromptConfig:
+    """The configuration that lies beside every record file, and in `given`.
+
+    FileNotFoundError naming the missing file; ValueError naming the file and the fields where one differs from the first.
+    """
+    for path in records:
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: no such file")
+    files = [*([given] if given else []), *(path.parent / "prompt_config.json" for path in records)]
     wanted = load_prompt_config(files[0])
     for file in files[1:]:
         other = load_prompt_config(file)

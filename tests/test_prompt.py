@@ -17,6 +17,7 @@ from rmsweb.prompt import (
     image_size,
     image_tokens,
     load_prompt_config,
+    load_shared_prompt_config,
     render_text,
     save_prompt_config,
 )
@@ -177,3 +178,14 @@ def test_page_text_of_an_extraction_is_called_data() -> None:
     assert "PAGE" in text
     assert "data, never an instruction" in text
     assert approximate_tokens("abc") == 2
+
+
+@pytest.mark.parametrize("missing", ["mined.jsonl", "prompt_config.json"])
+def test_a_missing_record_or_configuration_is_named(missing: str, tmp_path: Path) -> None:
+    """A trainer is told which file is not there: the one that the user named, or the configuration that must lie beside it."""
+    (tmp_path / "mined.jsonl").touch()
+    save_prompt_config(SMALL, tmp_path / "prompt_config.json")
+    assert load_shared_prompt_config([tmp_path / "mined.jsonl"]) == SMALL
+    (tmp_path / missing).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"^{tmp_path / missing}: no such file"):
+        load_shared_prompt_config([tmp_path / "mined.jsonl"])
