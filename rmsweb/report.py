@@ -5,8 +5,7 @@
 Purpose: one page that a person reads after a run; it is rendered from what the scripts wrote into their run folders and nothing else.
 Writes report.html and summary.json into --out. Pictures are linked relatively, so the folder can be moved as a whole.
 
-ours: a folder's role is known by what lies in it: evaluations and collections by their trajectories, trainings by their metrics. The
-paper's figures are printed beside ours as a reference, never as a baseline: the benchmarks are others.
+ours: the paper's figures are printed beside ours as a reference, never as a baseline: the benchmarks are others.
 """
 
 import argparse
@@ -17,15 +16,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rmsweb.records import AuditRow, Judgement, RecordError, Trajectory, read_records
+from rmsweb.records import AuditRow, read_records
 from rmsweb.report_html import bars, chart, link, page, percent, pretty, table, text, trajectory
-from rmsweb.stats import evidence, paired_difference, pass_at_1_estimate, pass_at_k
+from rmsweb.results import UNSOLVED, Folder, K, failure_modes, figures, turned
+from rmsweb.stats import evidence, paired_difference
 from rmsweb.taxonomy import MODES, TITLES
 
+TURNED = (10, 5)  # runs shown that turned to success, and to failure
 NAMES = {"base": "base", "sft": "SFT", "rl": "SFT + RL"}
 PAPER = (  # Table 1: success in %
     ("8B base", 51.13, 36.56, 23.31),
@@ -35,82 +36,6 @@ PAPER = (  # Table 1: success in %
     ("32B SFT", 86.45, 66.11, 51.62),
     ("32B SFT + RL", 87.64, 68.11, 59.28),
 )
-K = 3  # App. A: three runs a task
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A run folder; everything is read when it is first asked for."""
-
-    path: Path
-
-    def json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder, empty where there is none; RecordError naming the file where it is not JSON."""
-        file = self.path / name
-        if not file.exists():
-            return {}
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RecordError(f"{file}: not JSON ({error})") from None
-        return data if isinstance(data, dict) else {}
-
-    @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        """Lines of metrics.jsonl."""
-        file = self.path / "metrics.jsonl"
-        if not file.exists():
-            return []
-        lines = []
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                lines.append(json.loads(line))
-            except ValueError as error:
-                raise RecordError(f"{file}:{number}: not JSON ({error})") from None
-        return lines
-
-    @cached_property
-    def trajectories(self) -> list[Trajectory]:
-        """All trajectories of all ranks, by id."""
-        files = sorted(self.path.glob("trajectories.rank*.jsonl"))
-        return sorted((found for file in files for found in read_records(file, Trajectory)), key=lambda found: found.trajectory_id)
-
-    @cached_property
-    def judgements(self) -> dict[str, Judgement]:
-        """Judgements by trajectory id."""
-        files = sorted(self.path.glob("judgements.rank*.jsonl"))
-        return {found.trajectory_id: found for file in files for found in read_records(file, Judgement)}
-
-    def success(self, found: Trajectory) -> bool:
-        """App. A: a `done` was executed and the judge agrees."""
-        judgement = self.judgements.get(found.trajectory_id)
-        return found.ended == "done" and judgement is not None and judgement.verdict == "success"
-
-    @cached_property
-    def outcomes(self) -> dict[str, list[bool]]:
-        """Successes by task, in the order of the runs."""
-        outcomes: dict[str, list[bool]] = {}
-        for found in self.trajectories:
-            outcomes.setdefault(found.task.task_id, []).append(self.success(found))
-        return outcomes
-
-    @cached_property
-    def role(self) -> str:
-        """evaluation, pool, collection, mined, rl, sft or empty."""
-        if self.trajectories:
-            first = self.trajectories[0]
-            return "collection" if first.source.script == "collect" else "evaluation" if first.task.split == "held-out" else "pool"
-        if (self.path / "mined.jsonl").exists():
-            return "mined"
-        return "rl" if any("std_rejected_frac" in line for line in self.metrics) else "sft" if self.metrics else ""
-
-    @cached_property
-    def scripted(self) -> set[str]:
-        """Scripted roles that this folder's run used."""
-        config = self.json("config.json")
-        used = {str(value) for name, value in config.items() if name.endswith("_model") and (name != "judge_model" or config.get("judge_url"))}
-        used |= {found.source.policy for found in self.trajectories[:1]} | {found.model for found in self.judgements.values()}
-        return {name for name in used if name.startswith("scripted-")}
 
 
 @dataclass(kw_only=True)
@@ -134,33 +59,15 @@ class Report:
     def summary(self) -> dict[str, Any]:
         """The figures for a machine: policies.{name}.{pass1,pass3,steps,n,...}, differences, seconds, scripted roles."""
         evaluations = list(self.of("evaluation"))
-        pairs = zip(evaluations[1:], evaluations, strict=False)
-        differences = {f"{a.path.name} - {b.path.name}": paired_difference(a.outcomes, b.outcomes) for a, b in pairs}
+        differences = {f"{b.path.name} - {a.path.name}": paired_difference(b.outcomes, a.outcomes) for a, b in pairwise(evaluations)}
         return _finite(
             {
-                "policies": {folder.path.name: figures(folder) for folder in evaluations},
+                "policies": {folder.path.name: figures(folder) | {"failures": failure_modes(folder, evaluations)} for folder in evaluations},
                 "differences": {name: asdict(found) | {"evidence": evidence(found)} for name, found in differences.items()},
                 "seconds": self.seconds,
                 "scripted": self.scripted,
             }
         )
-
-
-def figures(folder: Folder) -> dict[str, Any]:
-    """pass@1 with its 95% interval, pass@3, mean turns on success, and counts, of an evaluation."""
-    outcomes, estimate = folder.outcomes, pass_at_1_estimate(folder.outcomes)
-    won = [len(found.steps) for found in folder.trajectories if folder.success(found)]
-    full = {task: runs for task, runs in outcomes.items() if len(runs) >= K}
-    return {
-        "pass1": estimate.value,
-        "pass1_interval": [estimate.low, estimate.high],
-        "pass3": pass_at_k(full, K) if full else None,
-        "steps": sum(won) / len(won) if won else None,
-        "n": len(outcomes),
-        "runs": sum(map(len, outcomes.values())),
-        "unparsed": sum(found.verdict == "unparsed" for found in folder.judgements.values()),
-        "ended": dict(Counter(found.ended for found in folder.trajectories)),
-    }
 
 
 def _finite(value: Any) -> Any:
@@ -189,6 +96,30 @@ def results(report: Report, summary: dict[str, Any]) -> str:
         body += f"<p>{text(name)}: {text(gap)}</p>"
     paper = table(("paper, Table 1", "WebVoyager", "Online-Mind2Web", "WebTailBench"), PAPER, caption="Success in %, on live sites with Qwen3-VL. Other tasks")
     return f"<h2>Results</h2>{body}{paper}"
+
+
+def changes(report: Report, summary: dict[str, Any]) -> str:
+    """Failures of each policy by mode, and runs that turned from one policy to the next."""
+    evaluations, policies = list(report.of("evaluation")), summary["policies"]
+    if len(evaluations) < 2:
+        return ""
+    names = list(policies)
+    rows: list[list[object]] = [["unusable answers, % of the turns", *(percent(policies[name]["format_errors"]) for name in names)]]
+    for mode in (*TITLES, UNSOLVED):
+        counts = [policies[name]["failures"].get(mode, 0) for name in names]
+        if any(counts):
+            rows.append([TITLES.get(mode, "no run of any policy solved the task"), *counts])
+    parts = [table(("failed runs", *(NAMES.get(name, name) for name in names)), rows, caption="By the miner's rules, against a success of the same task")]
+    for before, after in pairwise(evaluations):
+        for runs, limit, title in zip(turned(before, after), TURNED, ("from failure to success", "from success to failure"), strict=True):
+            shown = [
+                f'<div class="turn">{trajectory(found, folder.judgements.get(found.trajectory_id), folder.path, report.out)}</div>'
+                for pair in runs[:limit]
+                for found, folder in zip(pair, (before, after), strict=True)
+            ]
+            name = f"{NAMES.get(before.path.name, before.path.name)} to {NAMES.get(after.path.name, after.path.name)}"
+            parts.append(f"<details><summary>{text(name)}: {len(runs)} runs turned {title}</summary>{''.join(shown)}</details>" if runs else "")
+    return f"<h2>What changed</h2>{''.join(parts)}"
 
 
 def curves(report: Report) -> str:
@@ -304,7 +235,7 @@ def render(report: Report, summary: dict[str, Any]) -> str:
         )
     times = {name: report.seconds[name] for name in sorted(report.seconds, key=lambda name: (name == "total", -report.seconds[name]))}
     seconds = f"<h2>Seconds by stage</h2>{bars(times, unit=' s')}" if times else ""
-    sections = (results(report, summary), curves(report), gates(report), collection(report), mining(report), seconds, viewer(report))
+    sections = (results(report, summary), changes(report, summary), curves(report), gates(report), collection(report), mining(report), seconds, viewer(report))
     return page(
         "RMSWeb report", f"<h1>RMSWeb report</h1><small>{text(', '.join(folder.path.name for folder in report.folders))}</small>{note}{''.join(sections)}"
     )

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from mining_world import run, step, write_folder
 
 import mine
-from rmsweb.report import Folder, Report, figures, main
+from rmsweb.report import Report, main
 from rmsweb.report_html import _ticks, chart, text
+from rmsweb.results import UNSOLVED, Folder, failure_modes, figures, turned
+from rmsweb.taxonomy import CATEGORIES
 
 EVIL = '<script>alert("x")</script><img src=x onerror=y>'
 GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
@@ -35,10 +37,12 @@ class Page(HTMLParser):
 
 
 def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
-    """An evaluation of one task a letter pair: `+-` is a task with one success and one failure; `hostile` puts markup into every text."""
+    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does not parse; `hostile` puts markup into all texts."""
     runs = []
     for number, sign in enumerate(wins):
-        item = run(GOOD if sign == "+" else BAD, sign == "+", task_id=f"t{number // 3}", name=f"n{number % 3}", split="held-out")
+        names = {"+": GOOD, "-": BAD, "?": "junk junk"}[sign]
+        item = run(names, sign == "+", task_id=f"t{number // 3}", name=f"n{number % 3}", split="held-out")
+        item = replace(item, trajectory=replace(item.trajectory, source=replace(item.trajectory.source, run=number % 3)))
         if hostile:
             steps = tuple(replace(old, observation=replace(old.observation, url=EVIL, title=EVIL), response_text=EVIL) for old in item.trajectory.steps)
             steps = (*steps, replace(step(9, "junk"), response_text=EVIL))
@@ -71,6 +75,30 @@ def test_summary_holds_the_contract(tmp_path: Path) -> None:
     assert summary["seconds"] == {"total": 9, "sft": 5}
     assert set(summary["differences"]) == {"sft - base", "rl - sft"}
     assert summary["scripted"] == []
+
+
+def test_failures_have_a_mode_where_their_task_was_ever_solved(tmp_path: Path) -> None:
+    """A failed run is compared with a success of its task, whoever had it; every failure is counted once."""
+    sft, rl = (Folder(held_out(tmp_path / name, wins)) for name, wins in (("sft", "---" + "-?-"), ("rl", "+--" + "---")))
+    assert failure_modes(sft, [sft]) == {UNSOLVED: 6}
+    found = failure_modes(sft, [sft, rl])
+    assert found[UNSOLVED] == 3
+    assert found.total() == 6
+    assert set(found) <= {*CATEGORIES, UNSOLVED}
+    assert figures(sft)["format_errors"] == pytest.approx(2 / (5 * 3 + 2))
+    assert figures(rl)["format_errors"] == 0
+
+
+def test_turned_runs_are_those_whose_outcome_changed(tmp_path: Path) -> None:
+    """Runs are matched by task and number; each change is found once, in its direction, and the page shows both sides."""
+    before, after = (Folder(held_out(tmp_path / name, wins)) for name, wins in (("sft", "--+" + "+-"), ("rl", "+--" + "+-" + "+")))
+    won, lost = turned(before, after)
+    assert [(a.trajectory_id, b.trajectory_id) for a, b in won] == [("t0.n0", "t0.n0")]
+    assert [(a.trajectory_id, b.trajectory_id) for a, b in lost] == [("t0.n2", "t0.n2")]
+    assert turned(after, before) == ([(b, a) for a, b in lost], [(b, a) for a, b in won])
+    assert main([str(before.path), str(after.path), "--out", str(tmp_path / "out")]) == 0
+    source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "SFT to SFT + RL: 1 runs turned from failure to success" in source
 
 
 def test_page_text_is_escaped_and_links_are_relative(tmp_path: Path) -> None:
