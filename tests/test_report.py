@@ -37,7 +37,7 @@ class Page(HTMLParser):
 
 
 def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
-    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does not parse; `hostile` puts markup into all texts."""
+    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does not parse; `hostile` puts markup into texts."""
     runs = []
     for number, sign in enumerate(wins):
         names = {"+": GOOD, "-": BAD, "?": "junk junk"}[sign]
