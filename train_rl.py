@@ -3,15 +3,20 @@
 Training is offline: at each mined state the policy samples answers, which are scored against the verified action without a browser. One step is
 `rmsweb.engine.rl.rl_step`. Runs on one CPU process and under `torchrun --nproc_per_node 8 train_rl.py`; the number of ranks changes no sample.
 
-The adapters start on the merged SFT checkpoint, which without them is the reference of the KL. Every --save-every steps the greedy reward on --dev-states
-decides whether the weights become checkpoint-best; step 0, the SFT policy itself, takes part.
+The adapters start on the merged SFT checkpoint, which without them is the reference of the KL. Every --save-every steps success on
+--dev-episodes, or else the greedy reward on --dev-states, decides whether the weights become checkpoint-best; step 0, the SFT policy itself,
+takes part, and among equals the latest wins.
 
 ours: constant learning rate without warm-up, AdamW with weight decay 0.01, gradient clip 1.0: the paper does not say. ours: dev states are half mined and half
 ordinary, because the reward on mined states alone rises while episodes get worse.
 """
 
+import json
+import os
 import random
 import resource
+import shlex
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -36,6 +41,8 @@ from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, wr
 
 DAPO_CLIP_HIGH = 0.28  # DAPO's own Clip-Higher
 
+EVALUATE = Path(__file__).with_name("evaluate.py")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -45,6 +52,8 @@ class Config:
     states: tuple[Path, ...] = opt(help="mined.jsonl files (or samples.jsonl for the full-corpus ablation), each in its run folder beside screenshots/")
     out: Path = opt(help="run folder to write")
     dev_states: tuple[Path, ...] = opt((), "mined.jsonl and samples.jsonl files of split dev: greedy reward on equally many of each chooses checkpoint-best")
+    dev_episodes: Path | None = opt(None, "task file of split dev: evaluate.py runs the policy on it, and success chooses checkpoint-best instead of reward")
+    dev_flags: str = opt("", "with --dev-episodes: further flags of evaluate.py, such as '--runs 1 --max-steps 12'")
     dev_count: int = opt(200, "dev states at most, half mined and half ordinary where both are there")
     max_steps: int = opt(100, "training steps")
     train_batch: int = opt(64, "accepted groups a step (B); paper: 64")
@@ -199,6 +208,11 @@ class Run:
             if state is not None:
                 self.step, self.position, self.best, self.best_step = state["step"], state["position"], state["best"], state["best_step"]
 
+    @property
+    def chooses(self) -> bool:
+        """Whether anything chooses the best checkpoint."""
+        return bool(self.config.dev_states or self.config.dev_episodes)
+
     def log(self, values: dict[str, Any]) -> None:
         if self.group.is_main:
             self.folder.metrics({"step": self.step, **values})
@@ -208,16 +222,35 @@ class Run:
         save_checkpoint(self.policy, self.group, out / name, adapter=out / "adapter" if adapter else None, base_name=self.config.model)
 
     def evaluate(self) -> None:
-        """Greedy reward on the dev states; the best checkpoint so far is kept."""
-        if not self.mined_dev and not self.ordinary_dev:
+        """Success on the dev episodes and greedy reward on the dev states; the best checkpoint so far is kept."""
+        measured: dict[str, float] = {}
+        if self.config.dev_episodes:
+            measured["dev_success"] = self.success_on_episodes(self.config.dev_episodes)
+        if self.mined_dev or self.ordinary_dev:
+            values = greedy_rewards(self.policy, self.group, [*self.mined_dev, *self.ordinary_dev], response_budget=self.config.response_budget)
+            parts = {"dev_reward": values, "dev_mined": values[: len(self.mined_dev)], "dev_ordinary": values[len(self.mined_dev) :]}
+            measured |= {name: sum(part) / len(part) for name, part in parts.items() if part}
+        if not measured:
             return
-        values = greedy_rewards(self.policy, self.group, [*self.mined_dev, *self.ordinary_dev], response_budget=self.config.response_budget)
-        parts = {"dev_mined": values[: len(self.mined_dev)], "dev_ordinary": values[len(self.mined_dev) :]}
-        mean = sum(values) / len(values)
-        self.log({"dev_reward": mean} | {name: sum(part) / len(part) for name, part in parts.items() if part})
-        if mean > self.best:
-            self.best, self.best_step = mean, self.step
+        self.log(measured)
+        if next(iter(measured.values())) >= self.best:
+            self.best, self.best_step = next(iter(measured.values())), self.step
             self.save("checkpoint-best", adapter=True)
+
+    def success_on_episodes(self, tasks: Path) -> float:
+        """pass@1 of the present weights on the dev tasks, by evaluate.py in a process of its own on the first rank; in [0, 1]."""
+        self.save("candidate")
+        success = 0.0
+        if self.group.is_main:
+            out = self.config.out / "dev-episodes" / f"step{self.step}"
+            command: list[object] = [sys.executable, EVALUATE, "--policy", self.config.out / "candidate", "--tasks", tasks, "--split", "dev", "--out", out]
+            command += [*shlex.split(self.config.dev_flags), *(["--resume"] if out.exists() else [])]
+            alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+            done = subprocess.run([*map(str, command)], env=alone, stdout=subprocess.DEVNULL)
+            if done.returncode:
+                raise ValueError(f"--dev-episodes {tasks}: evaluate.py ended with exit code {done.returncode}")
+            success = float(json.loads((out / "summary.json").read_text(encoding="utf-8"))["pass1"])
+        return self.group.sum({"success": success})["success"]
 
     def save_state(self) -> None:
         extra = {"step": self.step, "position": self.position, "best": self.best, "best_step": self.best_step}
@@ -253,13 +286,13 @@ class Run:
             figures = f"reward {values['reward_mean']:.3f}, {groups}, gap {values['gap']:+.2f}, kl {values['kl']:.4f}, "
             bar.update()
         bar.close()
-        self.save("checkpoint-last", adapter=not self.config.dev_states)
-        if not self.config.dev_states:
+        self.save("checkpoint-last", adapter=not self.chooses)
+        if not self.chooses:
             self.save("checkpoint-best")
         if self.group.is_main:
-            dev = {"best_dev_reward": self.best, "best_step": self.best_step, "dev_mined": len(self.mined_dev), "dev_ordinary": len(self.ordinary_dev)}
+            dev = {"best_dev": self.best, "best_step": self.best_step, "dev_mined": len(self.mined_dev), "dev_ordinary": len(self.ordinary_dev)}
             counts = {"states": len(self.states), "left_out": self.left_out, "steps": self.step, "updates": self.optimizer.num_steps, "prompts": self.position}
-            write_json(self.config.out / "summary.json", counts | (dev if self.config.dev_states else {}) | {"seconds": time.perf_counter() - start})
+            write_json(self.config.out / "summary.json", counts | (dev if self.chooses else {}) | {"seconds": time.perf_counter() - start})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -71,12 +71,35 @@ def test_trains_and_writes_a_run_folder(world, tmp_path):
     assert [row["step"] for row in dev] == [0, 2, 4]
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["dev_mined"], summary["dev_ordinary"]) == (3, 3)
-    assert summary["best_dev_reward"] == max(row["dev_reward"] for row in dev)
+    assert summary["best_dev"] == max(row["dev_reward"] for row in dev)
     assert summary["prompts"] == sum(row["generated"] for row in rows)
-    assert dev[summary["best_step"] // 2]["dev_reward"] == summary["best_dev_reward"]
+    assert summary["best_step"] == max(row["step"] for row in dev if row["dev_reward"] == summary["best_dev"])
     for name in ("checkpoint-best", "checkpoint-last"):
         assert PolicyModel.load(out / name).prompt_config == SMALL_PROMPT
     assert (out / "adapter/adapter_config.json").exists()
+
+
+@pytest.mark.parametrize(("successes", "best"), [((0.2, 0.6, 0.4), 2), ((0.5, 0.5, 0.5), 4), ((0.9, 0.1, 0.2), 0)])
+def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, monkeypatch, successes, best):
+    """evaluate.py is run on the weights of every --save-every steps, on split dev; the latest of the best wins, whatever the reward says."""
+    script = tmp_path / "evaluate.py"
+    script.write_text(
+        "import json, pathlib, sys\n"
+        "flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "out = pathlib.Path(flags['--out'])\n"
+        "assert flags['--split'] == 'dev' and flags['--runs'] == '2' and (pathlib.Path(flags['--policy']) / 'model.safetensors').exists()\n"
+        "out.mkdir(parents=True)\n"
+        f"value = dict(zip(('step0', 'step2', 'step4'), {successes}))[out.name]\n"
+        "(out / 'summary.json').write_text(json.dumps({'pass1': value}))\n"
+    )
+    monkeypatch.setattr(train_rl, "EVALUATE", script)
+    out = tmp_path / "a"
+    run(world, out, "--dev-states", world / "dev/mined.jsonl", "--dev-episodes", tmp_path / "dev.jsonl", "--dev-flags", "--runs 2")
+    assert [row["dev_success"] for row in metrics(out) if "dev_success" in row] == list(successes)
+    assert json.loads((out / "summary.json").read_text())["best_step"] == best
+    script.write_text("import sys; sys.exit(3)")
+    with pytest.raises(ValueError, match="exit code 3"):
+        run(world, tmp_path / "b", "--dev-episodes", tmp_path / "dev.jsonl")
 
 
 def test_resume_equals_an_uninterrupted_run(world, tmp_path):
