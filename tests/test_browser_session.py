@@ -23,7 +23,7 @@ def click(seen: Observation, text: str) -> Action:
 
 
 def test_an_action_finds_its_node_after_the_page_moved_it(lab: Lab) -> None:
-    """Indices keep their meaning within a step: elements that are inserted or swapped do not get another one's click."""
+    """Case 1: indices keep their meaning within a step: elements that are inserted or swapped do not get another one's click."""
     seen = lab.open("moving.html")
     typing = Action(name="input_text", params={"index": index(seen, name="field"), "text": "x"})
     assert [result.error for result in lab.act(seen, typing, click(seen, "Submit"))] == [None, None]
@@ -34,13 +34,27 @@ def test_an_action_finds_its_node_after_the_page_moved_it(lab: Lab) -> None:
 
 
 def test_a_replaced_element_is_not_clicked(lab: Lab) -> None:
-    """An element that was replaced ends the step; as the first action it is an error; its successor is left alone."""
+    """Case 2: an element that was replaced ends the step; as the first action it is an error; its successor is left alone."""
     seen = lab.open("moving.html")
     results = lab.act(seen, click(seen, "Replace"), click(seen, "Delete"), click(seen, "Submit"))
     assert len(results) == 1
     assert "is no longer on the page, so 2 more actions were not carried out" in results[0].message
     assert lab.act(seen, click(seen, "Delete"))[0].error == f"element {index(seen, 'Delete')} is no longer on the page"
     assert "new" not in [entry[1] for entry in lab.log("click")]
+
+
+def test_an_element_that_goes_by_itself_is_an_error_that_names_it(lab: Lab) -> None:
+    """Case 2: a click after the page removed the element by itself, or on an index that never was, hits nothing, and the next state is fresh."""
+    seen = lab.open("moving.html")
+    lab.js("setTimeout(() => document.getElementById('a').remove(), 200)")
+    lab.one(seen, "wait", seconds=1)
+    assert lab.one(seen, "click_element_by_index", index=index(seen, "First")).error == f"element {index(seen, 'First')} is no longer on the page"
+    assert lab.one(seen, "click_element_by_index", index=9999).error == "there is no element 9999 in the state"
+    assert lab.log("click") == []
+    after = lab.see()
+    assert "First" not in texts(after)
+    assert lab.one(after, "click_element_by_index", index=index(after, "Second")).error is None
+    assert [entry[1] for entry in lab.log("click")] == ["b"]
 
 
 def test_a_step_ends_where_the_page_changes(lab: Lab) -> None:
@@ -83,7 +97,7 @@ def test_the_allow_list_holds_for_links_redirects_popups_and_frames(lab: Lab) ->
 
 def test_secrets_are_typed_but_never_recorded(lab: Lab) -> None:
     """The page gets the value, records and page texts only its name; an unknown name is an error."""
-    seen = lab.open("form.html", secrets={"pin": '4"711'})
+    seen = lab.open("form.html", secrets={"a.localhost": {"pin": '4"711'}})
     result = lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>pin</secret>")
     assert lab.js("document.getElementById('text').value") == '4"711'
     after = lab.see()
@@ -91,6 +105,25 @@ def test_secrets_are_typed_but_never_recorded(lab: Lab) -> None:
     assert find(after, name="text").value == "<secret>pin</secret>"
     assert '4\\"711' not in dumps(after) + dumps(result) + dumps(page)
     assert "no secret named" in (lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>other</secret>").error or "")
+
+
+def test_a_secret_is_given_to_its_own_domain_alone(lab: Lab) -> None:
+    """Wherever else it would go (a field, keys, a script, a frame of another host) the action is an error and the page gets nothing."""
+    secrets = {"c.localhost": {"pin": "4711"}, "b.localhost": {"card": "4000"}, "localhost.evil": {"pin": "0815"}}
+    seen = lab.open("form.html", secrets=secrets)
+    refused = "the secret 'pin' may not be given to this site"
+    assert lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>pin</secret>").error == refused
+    lab.one(seen, "click_element_by_index", index=index(seen, name="text"))
+    assert lab.one(seen, "send_keys", keys="<secret>pin</secret>").error == refused
+    assert lab.one(seen, "execute_js", code="document.title = '<secret>pin</secret>'").error == refused
+    assert (lab.js("text.value"), lab.see().title) == ("old words", "Form")
+    framed = lab.open("nested.html", secrets=secrets)
+    assert lab.one(framed, "input_text", index=index(framed, name="number"), text="<secret>pin</secret>").error == refused
+    assert lab.one(framed, "input_text", index=index(framed, name="number"), text="<secret>card</secret>").error is None
+    own = lab.open("http://c.localhost/form.html", secrets=secrets)
+    lab.one(own, "click_element_by_index", index=index(own, name="secret"))
+    result = lab.one(own, "send_keys", keys="<secret>pin</secret>")
+    assert (lab.js("secret.value"), "4711" in dumps(result)) == ("4711", False)
 
 
 def test_reset_forgets_everything(lab: Lab) -> None:
@@ -199,5 +232,5 @@ def test_completed_urls_and_masks() -> None:
     """A host without a scheme gets one, other texts stay; of two secrets the longer is masked first; without secrets nothing is filled."""
     assert complete_url("127.0.0.1:80/x") == "http://127.0.0.1:80/x"
     assert complete_url("javascript:alert(1)") == "javascript:alert(1)"
-    assert Secrets({"a": "12", "b": "1234"}).mask("1234 12") == "<secret>b</secret> <secret>a</secret>"
-    assert Secrets().fill("<secret>a</secret>") == "<secret>a</secret>"
+    assert Secrets({"x.org": {"a": "12", "b": "1234"}}).mask("1234 12") == "<secret>b</secret> <secret>a</secret>"
+    assert Secrets().fill("<secret>a</secret>", "http://x.org") == "<secret>a</secret>"

@@ -4,7 +4,7 @@
 (() => {
   const dom = window.__rms;
   if (!dom || dom.act) return;
-  const { squeeze } = dom;
+  const { squeeze, arrayFrom } = dom;
   const words = (text, limit = 60) => { const s = squeeze(text); return s.length > limit ? s.slice(0, limit) + "..." : s; };
   const describe = (el) => {
     if (!el) return "nothing";
@@ -30,12 +30,13 @@
     }
     return clip;
   };
+  const suggests = (el) => el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete");
   // Scrolls the element into view where it is not, waits until it stands still, and gives the point to click: {x, y, what, tag, type, ...}.
   const prepare = async (id) => {
     const el = find(id);
     if (!el) return GONE;
-    const fact = { tag: el.localName, type: el.type || "", what: describe(el), disabled: dom.disabled(el), readonly: !!el.readOnly, editable: el.isContentEditable,
-      combobox: el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete") || el.hasAttribute("list"), opened: dom.state.opened,
+    const fact = { tag: el.localName, type: el.type || "", role: el.getAttribute("role") || "", what: describe(el), disabled: dom.disabled(el), readonly: !!el.readOnly, editable: el.isContentEditable,
+      combobox: suggests(el) || el.hasAttribute("list"), suggests: suggests(el), opened: dom.state.opened,
       blank: el.closest?.("a[target]:not([target=_self]):not([target=_top]):not([target=_parent])")?.target || "" };
     if (!el.checkVisibility({ visibilityProperty: true })) return { ...fact, error: "is not visible any more" };
     let point = dom.pointOf(el, visible(el));
@@ -72,13 +73,16 @@
   const read = (id) => { const el = find(id); return el ? { value: valueOf(el), max: el.maxLength ?? -1 } : GONE; };
   // Gives the element the focus and, where `clear`, selects all it holds; else puts the caret to its end.
   const focus = (id, clear) => {
-    const el = find(id);
+    let el = find(id);
     if (!el) return GONE;
     const active = () => { let a = document.activeElement; while (a && dom.shadow(a)?.activeElement) a = dom.shadow(a).activeElement; return a; };
+    const takes = (node) => node && (text(node) || node.isContentEditable);
+    if (!takes(el)) el = active(); // the click gave the focus to the field that belongs to it, perhaps one that only now appeared
+    if (!takes(el)) return { error: "takes no text; if it listens to keys, click it and use send_keys" };
     if (active() !== el && !(el.isContentEditable && dom.within(active(), el))) el.focus({ preventScroll: true });
     const focused = active();
     if (focused !== el && !(el.isContentEditable && focused && focused.isContentEditable && dom.within(focused, el))) {
-      return text(focused || el) && dom.within(el, focused) ? focus(dom.idOf(focused), clear) : { error: "does not take the focus, so it cannot be typed into" };
+      return { error: "does not take the focus, so it cannot be typed into" };
     }
     if (text(el)) {
       if (clear) el.select();
@@ -127,18 +131,24 @@
   const listOf = (el) => { // where a custom dropdown keeps its options
     const linked = (el.getAttribute("aria-controls") || el.getAttribute("aria-owns") || "").split(/\s+/).map((id) => id && document.getElementById(id));
     const places = [...linked, el, el.closest("[role=listbox], [role=menu]"), ...document.querySelectorAll("[role=listbox], [role=menu]")];
-    return places.find((place) => place && place.querySelector(OPTION) && Array.from(place.querySelectorAll(OPTION)).some(seen)) || null;
+    return places.find((place) => place && place.querySelector(OPTION) && arrayFrom(place.querySelectorAll(OPTION)).some(seen)) || null;
+  };
+  // Resolves when a field's list of suggestions is shown, or after `ms`.
+  const suggestions = async (id, ms) => {
+    const end = performance.now() + ms, el = find(id);
+    while (el && !listOf(el) && performance.now() < end) await new Promise((resolve) => setTimeout(resolve, 20));
+    return {};
   };
   const options = (id) => {
     const el = find(id);
     if (!el) return GONE;
     if (el.localName === "select") {
       const off = (o) => o.disabled || !!o.closest("optgroup")?.disabled;
-      const list = Array.from(el.options, (o, i) => ({ id: i, text: squeeze(o.text), value: o.value, chosen: o.selected, off: off(o) }));
+      const list = arrayFrom(el.options, (o, i) => ({ id: i, text: squeeze(o.text), value: o.value, chosen: o.selected, off: off(o) }));
       return { native: true, disabled: dom.disabled(el), options: list };
     }
     const list = listOf(el);
-    const found = list ? Array.from(list.querySelectorAll(OPTION)).filter(seen) : [];
+    const found = list ? arrayFrom(list.querySelectorAll(OPTION)).filter(seen) : [];
     const on = (o, ...names) => names.some((name) => o.getAttribute(name) === "true");
     return { native: false, disabled: dom.disabled(el), options: found.map((o) => ({ id: dom.idOf(o), text: squeeze(o.textContent), off: on(o, "aria-disabled"),
       value: o.getAttribute("data-value") || "", chosen: on(o, "aria-selected", "aria-checked") })) };
@@ -151,17 +161,19 @@
     else setter(el, "selectedIndex")(number);
     changed(el);
     await frames(2);
-    if (!find(id)) return { chosen: null }; // the page put another element in its place
-    return { chosen: Array.from(el.selectedOptions, (o) => squeeze(o.text)), same: el.options[number] === option && option.selected };
+    return {};
   };
 
   // ---------------------------------------------------------------------------------------------- scrolling
-  const main = () => {
+  const area = (el) => { const r = dom.meet(dom.boxOf(el.getBoundingClientRect()), dom.view()); return dom.has(r) ? (r[2] - r[0]) * (r[3] - r[1]) : 0; };
+  const main = () => { // what scrolls when no element is named: an open dialog, the page, or the largest pane of a page that does not scroll itself
     const page = document.scrollingElement || document.documentElement;
+    const modal = arrayFrom(document.querySelectorAll("dialog:modal, [aria-modal=true], [role=dialog], [role=alertdialog]")).filter(seen).pop();
+    const inner = modal && [modal, ...modal.querySelectorAll("*")].filter((el) => rolls(el) && seen(el)).sort((a, b) => area(b) - area(a))[0];
+    if (inner) return inner;
     const locked = [document.documentElement, document.body].some((el) => el && /hidden|clip/.test(overflow(el)));
     if (!locked && page.scrollHeight > window.innerHeight + 1) return page;
-    const panes = Array.from(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
-    const area = (el) => { const r = dom.meet(dom.boxOf(el.getBoundingClientRect()), dom.view()); return dom.has(r) ? (r[2] - r[0]) * (r[3] - r[1]) : 0; };
+    const panes = arrayFrom(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
     return panes.sort((a, b) => area(b) - area(a))[0] || page;
   };
   // Scrolls the page (id null) or the nearest scroll container of a node by a share of its height; `moved` in px.
@@ -222,7 +234,7 @@
       if (node.nodeType !== 1 || SKIP.has(node.localName) || getComputedStyle(node).display === "none") return;
       const tag = node.localName;
       if (tag === "iframe" || tag === "frame") { parts.push(`<rms-frame id="${dom.idOf(node)}"></rms-frame>`); return; }
-      if (tag === "select") { parts.push(escape(Array.from(node.selectedOptions, (o) => squeeze(o.text)).join(", ")) + " "); return; }
+      if (tag === "select") { parts.push(escape(arrayFrom(node.selectedOptions, (o) => squeeze(o.text)).join(", ")) + " "); return; }
       if (tag === "input" || tag === "textarea") {
         if (!["password", "hidden", "file"].includes(node.type)) parts.push(escape(dom.toggles(node) ? (node.checked ? "[x] " : "[ ] ") : node.value + " "));
         return;
@@ -239,5 +251,5 @@
     return parts.join("");
   };
 
-  dom.act = { check, prepare, frameAt, reveal, read, focus, set, fileField, options, choose, scroll, scrollToText, html, find };
+  dom.act = { check, prepare, frameAt, reveal, read, focus, set, fileField, options, suggestions, choose, scroll, scrollToText, html, find };
 })();

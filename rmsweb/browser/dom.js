@@ -6,6 +6,7 @@
 (() => {
   if (window.__rms) return;
   const MARGIN = 1000; // CSS px around the viewport in which elements still get an index
+  const arrayFrom = Array.from.bind(Array); // old libraries put their own in its place
   const now = performance.now.bind(performance), later = window.setTimeout.bind(window);
 
   // ------------------------------------------------------------------------------------------------ hooks
@@ -46,12 +47,21 @@
   const listens = (el) => { for (const set of listeners.get(el)?.values() ?? []) if (set.size) return true; return false; };
 
   // ------------------------------------------------------------------------------------------ node identity
-  const token = Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
+  const token = arrayFrom(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
   const ids = new WeakMap(), nodes = new Map();
   let count = 0, previous = null;
   const idOf = (node) => {
     if (!ids.has(node)) { ids.set(node, ++count); nodes.set(count, new WeakRef(node)); }
     return ids.get(node);
+  };
+  // A list that keeps few rows and fills them anew while it scrolls puts another thing into the same node. What an indexed node stood for is
+  // remembered; one that stands for something else after its list was scrolled is another node: it loses its number.
+  const shownAs = new Map(); // number -> [meaning, how far all around it was scrolled]
+  const scrolled = (node) => { let sum = 0; for (let n = node; n; n = parentOf(n)) sum += n.scrollTop || 0; return sum; };
+  const meaning = (el) => [editable(el) ? "" : nameOf(el), ...["href", "data-index", "data-id", "aria-posinset", "aria-rowindex"].map((a) => el.getAttribute(a))].join("|");
+  const recycled = (id, el) => {
+    const then = shownAs.get(id);
+    return then !== undefined && then[1] !== scrolled(el) && then[0] !== meaning(el);
   };
 
   // ---------------------------------------------------------------------------------------------- geometry
@@ -76,8 +86,8 @@
   const POINTS = [[0.5, 0.5], [0.25, 0.25], [0.75, 0.75], [0.25, 0.75], [0.75, 0.25], [0.5, 0.1], [0.1, 0.5], [0.9, 0.5], [0.5, 0.9]];
   // The first of some points of the element where a click would reach it: {x, y}, or {blocker}, or {} where nothing of it is in `clip`.
   const pointOf = (el, clip, points = POINTS) => {
-    let rects = Array.from(el.getClientRects(), boxOf);
-    if (!rects.some(has)) rects = Array.from(el.children, (child) => boxOf(child.getBoundingClientRect()));
+    let rects = arrayFrom(el.getClientRects(), boxOf);
+    if (!rects.some(has)) rects = arrayFrom(el.children, (child) => boxOf(child.getBoundingClientRect()));
     rects = rects.map((r) => meet(r, clip)).filter(has).sort((a, b) => (b[2] - b[0]) * (b[3] - b[1]) - (a[2] - a[0]) * (a[3] - a[1])).slice(0, 3);
     let blocker = null;
     for (const r of rects) for (const [fx, fy] of points) {
@@ -123,11 +133,15 @@
     if (el.hasAttribute("tabindex") && el.tabIndex >= 0 && !STATIC_ROLES.has(role) && !ctx.whole) return "listener";
     return "";
   };
+  const pictured = (el) => { // what a picture in an element without words is called
+    const inner = el.querySelector("[aria-label], img[alt], svg title, [title]");
+    return inner ? squeeze(inner.getAttribute("aria-label") || inner.getAttribute("alt") || inner.getAttribute("title") || inner.textContent).slice(0, 200) : "";
+  };
   const nameOf = (el) => {
     const by = (el.getAttribute("aria-labelledby") || "").split(/\s+/).map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean);
     const own = CONTROLS.has(el.localName) && el.localName !== "button";
-    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? Array.from(el.labels || [], (l) => l.textContent).join(" ") : el.textContent)
-      || el.getAttribute("alt") || el.getAttribute("title") || el.getAttribute("placeholder") || "";
+    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? arrayFrom(el.labels || [], (l) => l.textContent).join(" ") : squeeze(el.textContent))
+      || el.getAttribute("alt") || pictured(el) || el.getAttribute("title") || el.getAttribute("placeholder") || "";
     return squeeze(text.slice(0, 1000)).slice(0, 200);
   };
   const attributesOf = (el) => {
@@ -138,14 +152,15 @@
     if (el.required) found.required = "true";
     if (el.multiple) found.multiple = "true";
     if (el.readOnly) found.readonly = "true";
+    if (!found["aria-label"] && !found.title && !found.alt && !squeeze(el.textContent) && pictured(el)) found.alt = pictured(el);
     if (CONTROLS.has(el.localName) && disabled(el)) found.disabled = "true";
     return found;
   };
   const valueOf = (el) => {
     if (el.localName === "textarea") return el.value;
-    if (el.localName === "select") return Array.from(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
+    if (el.localName === "select") return arrayFrom(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
     if (el.localName !== "input" || el.type === "password" || el.type === "image") return null;
-    if (el.type === "file") return Array.from(el.files, (file) => file.name).join(", ");
+    if (el.type === "file") return arrayFrom(el.files, (file) => file.name).join(", ");
     return toggles(el) ? (el.getAttribute("value") || null) : el.value;
   };
   const clear = (color) => { const m = /rgba\(.*?([\d.]+)\)$/.exec(color); return color === "transparent" || (m !== null && parseFloat(m[1]) < 0.8); };
@@ -166,10 +181,12 @@
     const [dx, dy] = [options.x || 0, options.y || 0], clip = options.clip ? meet(options.clip, frame) : frame;
     const reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
     const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
-    const modal = Array.from(document.querySelectorAll("dialog:modal")).pop() || null;
+    const modal = arrayFrom(document.querySelectorAll("dialog:modal")).pop() || null;
     const round = (r) => [r[0] + dx, r[1] + dy, r[2] - r[0], r[3] - r[1]].map((n) => Math.round(n * 10) / 10);
     const put = (node, line) => {
+      if (recycled(ids.get(node), node)) { nodes.delete(ids.get(node)); ids.delete(node); }
       const id = idOf(node);
+      if (line.i && line.t !== "iframe") shownAs.set(id, [meaning(node), scrolled(node)]);
       seen.add(id);
       lines.push({ k: id, n: previous !== null && !previous.has(id), i: false, ...line });
       return lines[lines.length - 1];
@@ -247,7 +264,7 @@
         const marker = isFrame ? "iframe" : root ? (el.shadowRoot ? "shadow-open" : "shadow-closed") : pages ? "scroll" : null;
         line = put(el, { t: tag, i: can, r: el.getAttribute("role"), a: attributesOf(el), x: why !== "" ? nameOf(el) : "", v: valueOf(el), m: marker, s: pages,
           b: round(box), p: inside, d: outer.depth });
-        if (tag === "select") line.o = Array.from(el.options, (option) => squeeze(option.text));
+        if (tag === "select") line.o = arrayFrom(el.options, (option) => squeeze(option.text));
         if (isFrame) { // `f`: what the frame's own pass needs to know
           const [x, y] = [box[0] + el.clientLeft + parseFloat(style.paddingLeft), box[1] + el.clientTop + parseFloat(style.paddingTop)];
           const part = meet(box, ctx.clip);
@@ -286,6 +303,7 @@
     const start = { depth: 0, clip, reach, block: { clip, reach }, opacity: 1, hidden: false, pointer: false, inert: false, whole: false };
     if (document.documentElement) element(document.documentElement, start);
     previous = seen;
+    for (const id of shownAs.keys()) if (!seen.has(id)) shownAs.delete(id);
     const page = document.scrollingElement || document.documentElement;
     return { token, lines, stats, title: document.title, url: location.href, scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth,
       full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
@@ -302,7 +320,10 @@
     look();
   });
 
-  const nodeOf = (id) => nodes.get(id)?.deref() || null;
-  const api = { observe, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, squeeze, nameOf, disabled, toggles, parentOf };
+  const nodeOf = (id) => {
+    const node = nodes.get(id)?.deref();
+    return node && !recycled(id, node) ? node : null;
+  };
+  const api = { arrayFrom, observe, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, squeeze, nameOf, disabled, toggles, parentOf };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();

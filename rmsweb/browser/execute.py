@@ -153,7 +153,7 @@ async def _extract(window: Window, p: dict[str, Any], extractor: Extractor) -> A
 
 
 async def _execute_js(window: Window, p: dict[str, Any]) -> ActionResult:
-    code = window.secrets.fill(p["code"])
+    code = window.secrets.fill(p["code"], window.page.url)
     try:
         value = await window.page.evaluate(code)
     except Error as error:

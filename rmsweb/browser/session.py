@@ -259,7 +259,9 @@ class Session(TabbedWindow):
         path = Path("screenshots") / f"{digest[:16]}.{'jpg' if kind == 'jpeg' else 'png'}"
         if not (self.folder / path).exists():
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / path).write_bytes(data)
+            torn = (self.folder / path).with_suffix(f".{self.name}.part")  # a kill in the middle leaves no picture under a name that says it is whole
+            torn.write_bytes(data)
+            torn.replace(self.folder / path)
         with Picture.open(BytesIO(data)) as picture:
             width, height = picture.size
         return Image(path=path.as_posix(), sha256=digest, width=width, height=height)

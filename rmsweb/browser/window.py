@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from playwright.async_api import BrowserContext, CDPSession, Dialog, Download, Error, Frame, Page, Request, Route
+from playwright.async_api import BrowserContext, CDPSession, Dialog, Download, Error, FileChooser, Frame, Page, Request, Route
 
 from rmsweb.browser.chromium import Browser
 from rmsweb.browser.controls import ActionProblem, Target, call
@@ -51,7 +51,7 @@ class SessionOptions:
     quiet_limit_s: float = 1.5  # longest wait for that
     pause_s: float = 0.5  # between the actions of a step
     allow_domains: tuple[str, ...] | None = None  # None: those of the browser
-    secrets: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # domain -> name -> value
     uploads: tuple[Path, ...] = ()
     engines: Mapping[str, str] = field(default_factory=lambda: SEARCH_URLS)  # search engine -> URL with {query}
 
@@ -90,6 +90,7 @@ class TabbedWindow:
         self._dialogs: list[str] = []
         self._downloads: list[str] = []
         self._warnings: list[str] = []
+        self.file_choosers = 0
         self._work: set[asyncio.Task[None]] = set()
         self._quiet_from = 0.0
         self._opened = 0  # how often the active document had called window.open when it was quiet last
@@ -140,6 +141,7 @@ class TabbedWindow:
         self._tabs[tab.tab_id] = tab
         page.on("close", lambda _: self._forget(tab))
         page.on("crash", lambda _: setattr(tab, "crashed", True))
+        page.on("filechooser", self._on_chooser)
         page.on("download", lambda download: self._later(self._save(download)))
         page.on("framenavigated", lambda frame: self._on_navigated(tab, frame))
         return tab
@@ -161,6 +163,9 @@ class TabbedWindow:
         self._dialogs.append(self.secrets.mask(f"{dialog.type} {dialog.message!r} ({'accepted' if accept else 'dismissed'})"))
         with suppress(Error):
             await (dialog.accept() if accept else dialog.dismiss())
+
+    def _on_chooser(self, chooser: FileChooser) -> None:  # that somebody listens keeps the browser's own dialog shut
+        self.file_choosers += 1
 
     def _on_request(self, request: Request) -> None:
         if request.resource_type in _DATA:
