@@ -58,7 +58,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(pdf("Forty two"), "application/pdf")
         elif path == "attached.pdf":
             self._answer(pdf("Forty three"), "application/pdf", **{"Content-Disposition": 'attachment; filename="report 1.pdf"'})
-        elif path == "nothing":
+        elif path == "no-content":
             self._answer(b"", "text/plain", 204)
         elif path in REDIRECTS:
             self._answer(b"", "text/plain", 302, Location=REDIRECTS[path])

@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from browser_lab import Lab, extractor, find, index, lab, texts
+from browser_lab import REQUESTS, Lab, extractor, find, index, lab, texts
 from playwright.async_api import Error
 
 from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
@@ -88,11 +88,31 @@ def test_the_allow_list_holds_for_links_redirects_popups_and_frames(lab: Lab) ->
     shown = lab.see()
     assert "next page" not in " ".join(texts(shown))
     assert any("c.localhost" in warning for warning in shown.warnings)
+    assert shown.title == "Tabs"
     framed = lab.open("frames.html", allow_domains=("a.localhost",))
     assert "Other origin" not in texts(framed)
     assert any("b.localhost" in warning for warning in framed.warnings)
     lab.js("window.open('http://b.localhost/next.html')")
     assert not any("b.localhost" in tab.url for tab in lab.see().tabs)
+
+
+def test_a_redirect_to_a_forbidden_host_is_not_sent(lab: Lab) -> None:
+    """Neither a page, a frame nor a popup gives it a request, also after a detour over an allowed host; the old page stays; allowed redirects are followed."""
+    seen = lab.open("tabs.html", allow_domains=("a.localhost", "b.localhost"))
+    REQUESTS.clear()
+    result = lab.one(seen, "go_to_url", url="http://a.localhost/to-b-to-c")
+    assert "led to where nothing may be opened" in result.message
+    lab.one(seen, "click_element_by_index", index=index(seen, "Elsewhere"))
+    lab.js("document.body.insertAdjacentHTML('beforeend', '<iframe src=/to-c></iframe><iframe src=http://b.localhost/to-c></iframe>')")
+    lab.js("window.open('/to-b-to-c') && 1")
+    lab.one(seen, "wait", seconds=1)
+    after = lab.see()
+    assert {host for host, _ in REQUESTS} == {"a.localhost", "b.localhost"}
+    assert [path for host, path in REQUESTS if host == "b.localhost"].count("to-c") >= 2
+    assert (after.title, len(after.tabs)) == ("Tabs", 1)
+    assert any("not opened: the host c.localhost" in warning for warning in after.warnings)
+    assert lab.one(after, "go_to_url", url="http://b.localhost/to-a").error is None
+    assert lab.see().url == "http://a.localhost/next.html"
 
 
 def test_secrets_are_typed_but_never_recorded(lab: Lab) -> None:

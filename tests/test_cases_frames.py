@@ -4,7 +4,7 @@ import pytest
 from browser_lab import Lab, find, index, lab, texts
 
 from rmsweb.prompt import PromptConfig, build_prompt
-from rmsweb.records import ActionResult, Observation
+from rmsweb.records import ActionResult, Observation, Text
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.browser
@@ -68,11 +68,14 @@ def test_shadow_roots_in_shadow_roots(lab: Lab) -> None:
     assert names(seen) == ["Agree"]
     assert click(lab, seen, "Agree").error is None
     page = lab.see()
-    assert names(page)[:4] == ["Deep button", "", "Slotted link", "Under the banner"]
+    assert names(page) == ["Deep button", "", "Slotted link", "Under the banner", "Sealed button"]
+    assert "Sealed words" in texts(page)
     assert click(lab, page, "Deep button").error is None
     assert lab.one(page, "input_text", index=index(page, name="deep"), text="words").error is None
     assert find(lab.see(), name="deep").value == "words"
+    assert click(lab, page, "Sealed button").error is None
     assert [entry for entry in lab.log() if len(entry) == 2] == [["agree", True], ["deep", True]]
+    assert "a-sealed" in [entry[1] for entry in lab.log("click")]
     assert click(lab, page, "Slotted link").error is None
     assert lab.see().title == "Next"
 
@@ -117,7 +120,7 @@ def test_an_application_that_starts_empty_and_never_stops_loading(lab: Lab, monk
 def state_text(seen: Observation) -> str:
     """The text of the prompt with that state."""
     prompt = build_prompt(PromptConfig(prompt_budget=100_000), task_text="t", observation=seen, history=())
-    return "".join(part.text for message in prompt.messages for part in message.parts if not hasattr(part, "path"))
+    return "".join(part.text for message in prompt.messages for part in message.parts if isinstance(part, Text))
 
 
 def test_pdfs_however_they_come(lab: Lab) -> None:
@@ -153,7 +156,7 @@ def test_a_page_of_thousands_of_links(lab: Lab) -> None:
     assert len(names(seen)) > 1000
     assert all(node.box is not None and -1000 <= node.box[1] <= 480 + 1000 for node in seen.nodes)
     prompt = build_prompt(PromptConfig(prompt_budget=100_000), task_text="t", observation=seen, history=())
-    shown = [part.text for message in prompt.messages for part in message.parts if part.tag == "element"]
+    shown = [part.text for message in prompt.messages for part in message.parts if isinstance(part, Text) and part.tag == "element"]
     assert shown[-1].startswith("(state cut at 40000 characters")
     assert sum(map(len, shown[:-1])) <= 40_000
     assert set(prompt.indices) == set(range(1, len(prompt.indices) + 1))

@@ -106,6 +106,9 @@ async def _point(window: Window, target: Target, fact: Mapping[str, Any]) -> tup
 
 async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> tuple[float, float]:
     x, y = await _point(window, target, fact)
+    await window.page.mouse.move(x, y)
+    if not (await target.call("reaches", fact["x"], fact["y"]))["yes"]:  # what the pointer left or came upon has moved things
+        x, y = await _point(window, target, await target.call("prepare"))
     if ctrl:
         await window.page.keyboard.down("Control")
     try:
@@ -194,7 +197,7 @@ async def input_text(window: Window, p: dict[str, Any]) -> ActionResult:
         found = await call(typed.frame, "read", typed.node, token=typed.token)
     except Error:  # the document is gone: Enter sent a form
         found = {}
-    message = f"typed {shown} into {fact['what']}"
+    message = f"typed {shown} into {focused['what']}"
     held = found.get("value")
     if held is None or ("\n" in text and not lines) or _plain(held) == _plain(before + text):
         return ActionResult(message=message + ("; choose one of its suggestions if some appear" if fact["combobox"] else ""))

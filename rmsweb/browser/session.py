@@ -75,6 +75,7 @@ class Session(TabbedWindow):
         for task in self._work:
             task.cancel()
         self._clear()
+        self.browser.judges.pop(self, None)
         if context is not None:
             with suppress(Error):
                 await context.close()

@@ -115,7 +115,9 @@ class TabbedWindow:
         context.on("request", self._on_request)
         context.on("requestfinished", self._on_request_end)
         context.on("requestfailed", self._on_request_end)
+        self.browser.judges[self] = lambda url: self.guard.problem(url) is None
         if self.guard.domains is not None:
+            await self.browser.judge_redirects()
             await context.route(lambda url: self.guard.problem(url) is not None, self._on_forbidden)
         if self._cookies:
             await context.add_cookies(self._cookies)
@@ -179,11 +181,11 @@ class TabbedWindow:
         tab = next((tab for tab in self._tabs.values() if tab.page is page), None)
         if tab is not None and main:
             tab.loading = request
-            if request.redirected_from is not None and self.guard.problem(request.url):
-                self._later(self._leave(request.frame, request.url))
 
     def _on_request_end(self, request: Request) -> None:
         self._requests.pop(request, None)
+        if request.is_navigation_request() and (problem := self.guard.problem(request.url)):
+            self._warnings.append(f"not opened: {problem}")
         for tab in self._tabs.values():
             if tab.loading is request:
                 tab.loading = None
@@ -197,11 +199,7 @@ class TabbedWindow:
     async def _on_forbidden(self, route: Route) -> None:
         """The allow-list is one of pages and frames; what an allowed page loads for itself passes."""
         with suppress(Error):
-            if route.request.is_navigation_request():
-                self._warnings.append(f"not opened: {self.guard.problem(route.request.url)}")
-                await route.abort("blockedbyclient")
-            else:
-                await route.continue_()
+            await (route.abort("aborted") if route.request.is_navigation_request() else route.continue_())  # the old page stays
 
     async def _leave(self, frame: Frame, url: str) -> None:
         self._warnings.append(f"left again: {self.guard.problem(url)}")
