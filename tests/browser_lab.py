@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from rmsweb.browser.chromium import Browser, BrowserOptions
 from rmsweb.browser.session import Session
@@ -24,33 +25,55 @@ VIEWPORT = (640, 480)
 _SILENCE = threading.Event()  # set when the tests are over
 
 
+REQUESTS: list[tuple[str, str]] = []  # host and path of every request
+REDIRECTS = {"to-c": "http://c.localhost/next.html", "to-b-to-c": "http://b.localhost/to-c", "to-a": "http://a.localhost/next.html"}
+
+
+def pdf(text: str) -> bytes:
+    """A PDF of one page with a line of text."""
+    writer, file, stream = PdfWriter(), BytesIO(), DecodedStreamObject()
+    page = writer.add_blank_page(200, 200)
+    font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    fonts = DictionaryObject({NameObject("/F1"): DictionaryObject({NameObject(key): NameObject(value) for key, value in font.items()})})
+    stream.set_data(f"BT /F1 24 Tf 20 100 Td ({text}) Tj ET".encode())
+    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    page[NameObject("/Contents")] = stream
+    writer.write(file)
+    return file.getvalue()
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?")[0].lstrip("/")
+        REQUESTS.append((self.headers["Host"].split(":")[0], path))
         if path == "slow":
             time.sleep(0.3)
             self._answer(b"Slow answer", "text/plain")
         elif path == "silent":
             _SILENCE.wait(20)
+        elif path == "events":
+            self._answer(b": open\n\n", "text/event-stream", length=None)
+            _SILENCE.wait(20)
         elif path == "paper.pdf":
-            writer, file = PdfWriter(), BytesIO()
-            writer.add_blank_page(200, 200)
-            writer.write(file)
-            self._answer(file.getvalue(), "application/pdf")
-        elif path == "to-c":
-            self.send_response(302)
-            self.send_header("Location", "http://c.localhost/next.html")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self._answer(pdf("Forty two"), "application/pdf")
+        elif path == "attached.pdf":
+            self._answer(pdf("Forty three"), "application/pdf", **{"Content-Disposition": 'attachment; filename="report 1.pdf"'})
+        elif path == "no-content":
+            self._answer(b"", "text/plain", 204)
+        elif path in REDIRECTS:
+            self._answer(b"", "text/plain", 302, Location=REDIRECTS[path])
         elif (PAGES / path).is_file():
             self._answer((PAGES / path).read_bytes(), "text/javascript" if path.endswith(".js") else "text/html; charset=utf-8")
         else:
             self._answer(b"<title>Missing</title><p>no such page</p>", "text/html", 404)
 
-    def _answer(self, body: bytes, kind: str, status: int = 200) -> None:
+    def _answer(self, body: bytes, kind: str, status: int = 200, length: int | None = -1, **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        if length is not None:
+            self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

@@ -39,7 +39,7 @@ def test_input_replaces_or_appends_with_trusted_events(lab: Lab) -> None:
 
 
 def test_input_is_read_back(lab: Lab) -> None:
-    """A masked or cut value is told, one that the page did not take is an error, a fixed field says so."""
+    """Case 19: a masked or cut value is told, one that the page did not take is an error, a fixed field says so."""
     assert typed(lab, "mask", "12345678") == ("typed \"12345678\" into <input id=mask>; it now holds '12-34-56-78'", "12-34-56-78")
     assert typed(lab, "short", "abcdefgh") == ("typed \"abcdefgh\" into <input id=short>; it now holds 'abcde'", "abcde")
     assert typed(lab, "stubborn", "abc") == (f"element {index(lab.see(), name='stubborn')} did not take \"abc\": it holds ''", "")
@@ -48,7 +48,7 @@ def test_input_is_read_back(lab: Lab) -> None:
 
 
 def test_input_of_picked_values(lab: Lab) -> None:
-    """Dates, ranges and numbers take a value in the form that their element has, or say what they hold instead."""
+    """Case 8: dates, ranges and numbers take a value in the form that their element has, or say what they hold instead."""
     assert typed(lab, "day", "2026-08-15")[1] == "2026-08-15"
     assert "holds ''" in typed(lab, "day", "15 August")[0]
     assert typed(lab, "range", "75")[1] == "75"
@@ -56,7 +56,7 @@ def test_input_of_picked_values(lab: Lab) -> None:
 
 
 def test_input_into_an_editable_area(lab: Lab) -> None:
-    """An editable area is replaced or appended to like a field."""
+    """Case 18: an editable area is replaced or appended to like a field."""
     for clear, expected in ((True, "new text"), (False, "old wordsnew text")):
         seen = lab.open("form.html")
         assert lab.one(seen, "input_text", index=find(seen, tag="div").index, text="new text", clear_existing=clear).error is None
@@ -64,7 +64,7 @@ def test_input_into_an_editable_area(lab: Lab) -> None:
 
 
 def test_one_click_is_one_toggle(lab: Lab) -> None:
-    """The label of an unseen checkbox toggles it once."""
+    """Case 20: the label of an unseen checkbox toggles it once."""
     seen = lab.open("form.html")
     lab.one(seen, "click_element_by_index", index=index(seen, "Agree"))
     assert lab.js("document.getElementById('box').checked") is True
@@ -84,7 +84,7 @@ def test_enter_sends_a_form_once(lab: Lab) -> None:
 
 
 def test_keys(lab: Lab) -> None:
-    """Chords, names and sequences are pressed, words are typed, an unknown key of a chord is an error."""
+    """Case 30: chords, names and sequences are pressed, words are typed, an unknown key of a chord is an error."""
     seen = lab.open("form.html")
     lab.one(seen, "click_element_by_index", index=index(seen, name="text"))
     for keys in ("Control+a", "Backspace", "hello"):
@@ -97,7 +97,7 @@ def test_keys(lab: Lab) -> None:
 
 
 def test_a_dropdown_is_chosen_from_by_its_words(lab: Lab) -> None:
-    """The option is found by text or value whatever its case; the page gets input and change; its value is the shown text, none for the empty option."""
+    """Case 3: an option is found by text or value whatever its case; the page gets input and change; the value is the shown text, none for the empty one."""
     seen = lab.open("dropdowns.html")
     assert find(seen, name="plain").value == ""
     for text in ("small size", "L"):
@@ -111,10 +111,10 @@ def test_a_dropdown_is_chosen_from_by_its_words(lab: Lab) -> None:
 
 
 def test_dropdown_errors(lab: Lab) -> None:
-    """An unknown option gives the list, a disabled one and one that the page takes back are errors, a click says what to use."""
+    """Case 4: an unknown option gives the list, a disabled one and one that the page takes back are errors, a click says what to use."""
     seen = lab.open("dropdowns.html")
     number = index(seen, name="plain")
-    listed = '"Choose" (selected)\n"Small size"\n"Large"\n"Huge" (disabled)'
+    listed = '"Choose" (selected)\n"Small size" value "s"\n"Large" value "l"\n"Huge" (disabled)'
     assert (lab.one(seen, "select_dropdown_option", index=number, text="Tiny").error or "").endswith(listed)
     assert lab.one(seen, "select_dropdown_option", index=number, text="Huge").error == "the option 'Huge' is disabled"
     assert "did not keep" in (lab.one(seen, "select_dropdown_option", index=index(seen, name="reverting"), text="Two").error or "")
@@ -127,7 +127,7 @@ def test_dropdown_errors(lab: Lab) -> None:
 
 
 def test_a_dropdown_of_the_pages_own_making(lab: Lab) -> None:
-    """A list that appears on a click is opened, and one option of it is clicked once."""
+    """Case 5: a list that appears on a click is opened, and one option of it is clicked once."""
     seen = lab.open("dropdowns.html")
     number = find(seen, tag="div").index
     assert lab.one(seen, "select_dropdown_option", index=number, text="grey").error is None
@@ -135,7 +135,7 @@ def test_a_dropdown_of_the_pages_own_making(lab: Lab) -> None:
 
 
 def test_files_are_uploaded_to_the_labelled_field(lab: Lab, tmp_path: Path) -> None:
-    """The label of a hidden file field stands for it; only files that were lent or the agent's own may be taken; a click is refused."""
+    """Case 9: the label of a hidden file field stands for it; only files that were lent or the agent's own may be taken; a click is refused."""
     paper = tmp_path / "paper.txt"
     paper.write_text("x")
     seen = lab.open("form.html", uploads=(paper,))
@@ -146,7 +146,7 @@ def test_files_are_uploaded_to_the_labelled_field(lab: Lab, tmp_path: Path) -> N
 
 
 def test_scrolling(lab: Lab) -> None:
-    """Pages are heights of what is scrolled; a locked page scrolls its main pane; what cannot move says so."""
+    """Case 28: pages are heights of what is scrolled; a locked page scrolls its main pane; what cannot move says so."""
     seen = lab.open("scrolling.html")
     row = next(node.index for node in seen.nodes if node.marker == "scroll" and node.index)
     assert lab.one(seen, "scroll", down=True, num_pages=2.5, frame_element_index=row).message.startswith(f"scrolled element {row} down by 2.5 pages")
@@ -158,7 +158,7 @@ def test_scrolling(lab: Lab) -> None:
 
 
 def test_scrolling_to_a_text(lab: Lab) -> None:
-    """A displayed text is brought into view even where it is split over elements and lines; one that is not displayed is an error."""
+    """Case 29: a displayed text is brought into view even where it is split over elements and lines; one that is not displayed is an error."""
     seen = lab.open("scrolling.html")
     assert lab.one(seen, "scroll_to_text", text='needle "in" the hay').error is None
     assert 0 <= lab.js("document.getElementById('needle').getBoundingClientRect().top") < 480
@@ -166,7 +166,7 @@ def test_scrolling_to_a_text(lab: Lab) -> None:
 
 
 def test_a_target_below_the_fold_is_scrolled_to_first(lab: Lab) -> None:
-    """An element outside the viewport is clicked where it is after scrolling."""
+    """Case 17: an element outside the viewport is clicked where it is after scrolling."""
     seen = lab.open("controls.html")
     lab.js("document.querySelectorAll('button').forEach((b) => b.addEventListener('click', () => { window.__hit = b.textContent }))")
     assert lab.one(seen, "click_element_by_index", index=index(seen, "Below the fold")).error is None
@@ -174,7 +174,7 @@ def test_a_target_below_the_fold_is_scrolled_to_first(lab: Lab) -> None:
 
 
 def test_navigation(lab: Lab) -> None:
-    """Pages open and the history goes back to the first of them; routes of a page count as history; failures give the reason."""
+    """Case 31: pages open and the history goes back to the first of them; routes of a page count as history; failures give the reason."""
     seen = lab.open("next.html")
     assert lab.one(seen, "go_back").error == "there is no page to go back to in this tab"
     assert lab.one(seen, "go_to_url", url="a.localhost/tabs.html").message == "opened http://a.localhost/tabs.html"
@@ -201,7 +201,7 @@ def test_search_engines(lab: Lab) -> None:
 
 
 def test_tabs(lab: Lab) -> None:
-    """A tab that a click opens becomes the active one and is named; ids count; closing the active one leaves a valid one."""
+    """Case 10: a tab that a click opens becomes the active one and is named; ids count; closing the active one leaves a valid one."""
     seen = lab.open("tabs.html")
     result = lab.one(seen, "click_element_by_index", index=index(seen, "New tab"))
     assert (result.opened_tab, "opened tab 0002 and switched to it" in result.message) == ("0002", True)
@@ -223,7 +223,7 @@ def test_tabs(lab: Lab) -> None:
 
 
 def test_dialogs(lab: Lab) -> None:
-    """Dialogs are answered at once, by rule, and stand in the next state and in no later one."""
+    """Case 11: dialogs are answered at once, by rule, and stand in the next state and in no later one."""
     seen = lab.open("tabs.html")
     for text in ("Alert", "Ask", "Prompt"):
         assert lab.one(seen, "click_element_by_index", index=index(seen, text)).error is None
@@ -234,7 +234,7 @@ def test_dialogs(lab: Lab) -> None:
 
 
 def test_downloads(lab: Lab) -> None:
-    """A download lands among the agent's files under a name of its own, is named in the next state, and can be read."""
+    """Case 26: a download lands among the agent's files under a name of its own, is named in the next state, and can be read."""
     seen = lab.open("tabs.html", name="downloads")
     for name in ("table.csv", "table-2.csv"):
         lab.one(seen, "click_element_by_index", index=index(seen, "Download"))
@@ -243,7 +243,7 @@ def test_downloads(lab: Lab) -> None:
 
 
 def test_a_pdf_is_kept_and_can_be_read(lab: Lab) -> None:
-    """A PDF lies once among the agent's files, whether the browser shows or downloads it; where it is shown the state says so and extraction refuses it."""
+    """Case 25: a PDF lies once among the agent's files, shown or downloaded; where it is shown the state says so and extraction refuses it."""
     seen = lab.open("tabs.html", name="papers")
     assert lab.one(seen, "go_to_url", url="http://a.localhost/paper.pdf").error is None
     shown = lab.see()
@@ -262,7 +262,7 @@ def test_a_pdf_is_kept_and_can_be_read(lab: Lab) -> None:
 
 
 def test_a_page_that_does_not_answer_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link to a server that never answers costs some seconds; the old page stays, the state says what happened, and no page is replaced."""
+    """Case 24: a link to a server that never answers costs some seconds; the old page stays, the state says what happened, and no page is replaced."""
     monkeypatch.setattr("rmsweb.browser.window.NAVIGATION_WAIT_S", 0.5)
     seen = lab.open("tabs.html")
     assert lab.one(seen, "click_element_by_index", index=index(seen, "Silent")).error is None
@@ -279,7 +279,7 @@ def test_the_state_waits_for_data_that_a_click_asked_for(lab: Lab) -> None:
 
 
 def test_extraction_reads_the_whole_page(lab: Lab) -> None:
-    """Tables, frames and shadow roots are in the text, hidden parts are not; links on request; the text is kept for a training record."""
+    """Case 33: tables, frames and shadow roots are in the text, hidden parts are not; links on request; the text is kept for a training record."""
     seen = lab.open("article.html")
     for links in (False, True):
         result = lab.one(seen, "extract_structured_data", query="prices", extract_links=links)

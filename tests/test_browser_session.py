@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from browser_lab import Lab, extractor, find, index, lab, texts
+from browser_lab import REQUESTS, Lab, extractor, find, index, lab, texts
 from playwright.async_api import Error
 
 from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
@@ -23,7 +23,7 @@ def click(seen: Observation, text: str) -> Action:
 
 
 def test_an_action_finds_its_node_after_the_page_moved_it(lab: Lab) -> None:
-    """Indices keep their meaning within a step: elements that are inserted or swapped do not get another one's click."""
+    """Case 1: indices keep their meaning within a step: elements that are inserted or swapped do not get another one's click."""
     seen = lab.open("moving.html")
     typing = Action(name="input_text", params={"index": index(seen, name="field"), "text": "x"})
     assert [result.error for result in lab.act(seen, typing, click(seen, "Submit"))] == [None, None]
@@ -34,13 +34,27 @@ def test_an_action_finds_its_node_after_the_page_moved_it(lab: Lab) -> None:
 
 
 def test_a_replaced_element_is_not_clicked(lab: Lab) -> None:
-    """An element that was replaced ends the step; as the first action it is an error; its successor is left alone."""
+    """Case 2: an element that was replaced ends the step; as the first action it is an error; its successor is left alone."""
     seen = lab.open("moving.html")
     results = lab.act(seen, click(seen, "Replace"), click(seen, "Delete"), click(seen, "Submit"))
     assert len(results) == 1
     assert "is no longer on the page, so 2 more actions were not carried out" in results[0].message
     assert lab.act(seen, click(seen, "Delete"))[0].error == f"element {index(seen, 'Delete')} is no longer on the page"
     assert "new" not in [entry[1] for entry in lab.log("click")]
+
+
+def test_an_element_that_goes_by_itself_is_an_error_that_names_it(lab: Lab) -> None:
+    """Case 2: a click after the page removed the element by itself, or on an index that never was, hits nothing, and the next state is fresh."""
+    seen = lab.open("moving.html")
+    lab.js("setTimeout(() => document.getElementById('a').remove(), 200)")
+    lab.one(seen, "wait", seconds=1)
+    assert lab.one(seen, "click_element_by_index", index=index(seen, "First")).error == f"element {index(seen, 'First')} is no longer on the page"
+    assert lab.one(seen, "click_element_by_index", index=9999).error == "there is no element 9999 in the state"
+    assert lab.log("click") == []
+    after = lab.see()
+    assert "First" not in texts(after)
+    assert lab.one(after, "click_element_by_index", index=index(after, "Second")).error is None
+    assert [entry[1] for entry in lab.log("click")] == ["b"]
 
 
 def test_a_step_ends_where_the_page_changes(lab: Lab) -> None:
@@ -74,6 +88,7 @@ def test_the_allow_list_holds_for_links_redirects_popups_and_frames(lab: Lab) ->
     shown = lab.see()
     assert "next page" not in " ".join(texts(shown))
     assert any("c.localhost" in warning for warning in shown.warnings)
+    assert shown.title == "Tabs"
     framed = lab.open("frames.html", allow_domains=("a.localhost",))
     assert "Other origin" not in texts(framed)
     assert any("b.localhost" in warning for warning in framed.warnings)
@@ -81,9 +96,28 @@ def test_the_allow_list_holds_for_links_redirects_popups_and_frames(lab: Lab) ->
     assert not any("b.localhost" in tab.url for tab in lab.see().tabs)
 
 
+def test_a_redirect_to_a_forbidden_host_is_not_sent(lab: Lab) -> None:
+    """Neither a page, a frame nor a popup gives it a request, also after a detour over an allowed host; the old page stays; allowed redirects are followed."""
+    seen = lab.open("tabs.html", allow_domains=("a.localhost", "b.localhost"))
+    REQUESTS.clear()
+    result = lab.one(seen, "go_to_url", url="http://a.localhost/to-b-to-c")
+    assert "led to where nothing may be opened" in result.message
+    lab.one(seen, "click_element_by_index", index=index(seen, "Elsewhere"))
+    lab.js("document.body.insertAdjacentHTML('beforeend', '<iframe src=/to-c></iframe><iframe src=http://b.localhost/to-c></iframe>')")
+    lab.js("window.open('/to-b-to-c') && 1")
+    lab.one(seen, "wait", seconds=1)
+    after = lab.see()
+    assert {host for host, _ in REQUESTS} == {"a.localhost", "b.localhost"}
+    assert [path for host, path in REQUESTS if host == "b.localhost"].count("to-c") >= 2
+    assert (after.title, len(after.tabs)) == ("Tabs", 1)
+    assert any("not opened: the host c.localhost" in warning for warning in after.warnings)
+    assert lab.one(after, "go_to_url", url="http://b.localhost/to-a").error is None
+    assert lab.see().url == "http://a.localhost/next.html"
+
+
 def test_secrets_are_typed_but_never_recorded(lab: Lab) -> None:
     """The page gets the value, records and page texts only its name; an unknown name is an error."""
-    seen = lab.open("form.html", secrets={"pin": '4"711'})
+    seen = lab.open("form.html", secrets={"a.localhost": {"pin": '4"711'}})
     result = lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>pin</secret>")
     assert lab.js("document.getElementById('text').value") == '4"711'
     after = lab.see()
@@ -91,6 +125,25 @@ def test_secrets_are_typed_but_never_recorded(lab: Lab) -> None:
     assert find(after, name="text").value == "<secret>pin</secret>"
     assert '4\\"711' not in dumps(after) + dumps(result) + dumps(page)
     assert "no secret named" in (lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>other</secret>").error or "")
+
+
+def test_a_secret_is_given_to_its_own_domain_alone(lab: Lab) -> None:
+    """Wherever else it would go (a field, keys, a script, a frame of another host) the action is an error and the page gets nothing."""
+    secrets = {"c.localhost": {"pin": "4711"}, "b.localhost": {"card": "4000"}, "localhost.evil": {"pin": "0815"}}
+    seen = lab.open("form.html", secrets=secrets)
+    refused = "the secret 'pin' may not be given to this site"
+    assert lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>pin</secret>").error == refused
+    lab.one(seen, "click_element_by_index", index=index(seen, name="text"))
+    assert lab.one(seen, "send_keys", keys="<secret>pin</secret>").error == refused
+    assert lab.one(seen, "execute_js", code="document.title = '<secret>pin</secret>'").error == refused
+    assert (lab.js("text.value"), lab.see().title) == ("old words", "Form")
+    framed = lab.open("nested.html", secrets=secrets)
+    assert lab.one(framed, "input_text", index=index(framed, name="number"), text="<secret>pin</secret>").error == refused
+    assert lab.one(framed, "input_text", index=index(framed, name="number"), text="<secret>card</secret>").error is None
+    own = lab.open("http://c.localhost/form.html", secrets=secrets)
+    lab.one(own, "click_element_by_index", index=index(own, name="secret"))
+    result = lab.one(own, "send_keys", keys="<secret>pin</secret>")
+    assert (lab.js("secret.value"), "4711" in dumps(result)) == ("4711", False)
 
 
 def test_reset_forgets_everything(lab: Lab) -> None:
@@ -199,5 +252,5 @@ def test_completed_urls_and_masks() -> None:
     """A host without a scheme gets one, other texts stay; of two secrets the longer is masked first; without secrets nothing is filled."""
     assert complete_url("127.0.0.1:80/x") == "http://127.0.0.1:80/x"
     assert complete_url("javascript:alert(1)") == "javascript:alert(1)"
-    assert Secrets({"a": "12", "b": "1234"}).mask("1234 12") == "<secret>b</secret> <secret>a</secret>"
-    assert Secrets().fill("<secret>a</secret>") == "<secret>a</secret>"
+    assert Secrets({"x.org": {"a": "12", "b": "1234"}}).mask("1234 12") == "<secret>b</secret> <secret>a</secret>"
+    assert Secrets().fill("<secret>a</secret>", "http://x.org") == "<secret>a</secret>"

@@ -40,7 +40,7 @@ def test_what_is_read(lab: Lab) -> None:
 
 
 def test_disabled_controls_have_no_index(lab: Lab) -> None:
-    """A disabled control keeps its line and value, without an index."""
+    """Case 32: a disabled control keeps its line and value, without an index."""
     seen = lab.open("controls.html")
     shut = [node for node in seen.nodes if node.attributes.get("disabled")]
     assert [(node.tag, node.value, node.index) for node in shut] == [("button", None, None), ("input", "kept", None)]
@@ -70,7 +70,7 @@ def test_identity_stars_and_fingerprint(lab: Lab) -> None:
 
 
 def test_frames_and_shadow_roots(lab: Lab) -> None:
-    """Frames of any origin and shadow roots, open or closed, are read in place, and what stands in them is clicked and typed into."""
+    """Cases 12, 13 and 14: frames of any origin and shadow roots, open or closed, are read in place, and what stands in them is clicked and typed into."""
     seen = lab.open("frames.html")
     assert [(node.tag, node.marker) for node in seen.nodes if node.marker] == [
         ("iframe", "iframe"), ("iframe", "iframe"), ("my-open", "shadow-open"), ("my-deep", "shadow-open"), ("my-closed", "shadow-closed"),
@@ -118,7 +118,7 @@ def test_scroll_containers_and_page_position(lab: Lab) -> None:
 
 
 def test_the_open_modal_alone_can_be_used(lab: Lab) -> None:
-    """While a half-transparent layer lies over the page, what it covers has no index; what stands on it has."""
+    """Case 15: while a half-transparent layer lies over the page, what it covers has no index; what stands on it has."""
     seen = lab.open("moving.html")
     lab.one(seen, "click_element_by_index", index=index(seen, "Banner"))
     covered = lab.see()

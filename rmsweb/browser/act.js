@@ -4,7 +4,7 @@
 (() => {
   const dom = window.__rms;
   if (!dom || dom.act) return;
-  const { squeeze } = dom;
+  const { squeeze, arrayFrom } = dom;
   const words = (text, limit = 60) => { const s = squeeze(text); return s.length > limit ? s.slice(0, limit) + "..." : s; };
   const describe = (el) => {
     if (!el) return "nothing";
@@ -17,7 +17,12 @@
   };
   const GONE = { error: "is no longer on the page" };
   const text = (el) => el.localName === "input" || el.localName === "textarea";
-  const frames = (n) => new Promise((resolve) => { const step = () => (n-- > 0 ? requestAnimationFrame(step) : resolve()); step(); setTimeout(resolve, 300); });
+  const still = matchMedia("(scripting: none)").matches; // a sandboxed frame: it has no timers either
+  const frames = (n) => new Promise((resolve) => {
+    const step = () => (n-- > 0 && !still ? requestAnimationFrame(step) : resolve());
+    step();
+    dom.later(resolve, 300);
+  });
   const same = (a, b) => a.every((value, i) => Math.abs(value - b[i]) < 1);
   const overflow = (el) => getComputedStyle(el).overflowY;
   const rolls = (el) => /auto|scroll|overlay/.test(overflow(el)) && el.scrollHeight > el.clientHeight + 1;
@@ -30,12 +35,13 @@
     }
     return clip;
   };
+  const suggests = (el) => el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete");
   // Scrolls the element into view where it is not, waits until it stands still, and gives the point to click: {x, y, what, tag, type, ...}.
   const prepare = async (id) => {
     const el = find(id);
     if (!el) return GONE;
-    const fact = { tag: el.localName, type: el.type || "", what: describe(el), disabled: dom.disabled(el), readonly: !!el.readOnly, editable: el.isContentEditable,
-      combobox: el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete") || el.hasAttribute("list"), opened: dom.state.opened,
+    const fact = { tag: el.localName, type: el.type || "", role: el.getAttribute("role") || "", what: describe(el), disabled: dom.disabled(el), readonly: !!el.readOnly, editable: el.isContentEditable,
+      combobox: suggests(el) || el.hasAttribute("list"), suggests: suggests(el), opened: dom.state.opened,
       blank: el.closest?.("a[target]:not([target=_self]):not([target=_top]):not([target=_parent])")?.target || "" };
     if (!el.checkVisibility({ visibilityProperty: true })) return { ...fact, error: "is not visible any more" };
     let point = dom.pointOf(el, visible(el));
@@ -63,22 +69,34 @@
     const hit = dom.hitAt(at.x, at.y);
     return hit === el ? at : { ...at, error: `is covered by ${describe(hit)}` };
   };
-  const reveal = (id) => { find(id)?.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" }); };
-
+  const reveal = (id) => {
+    const el = find(id);
+    el?.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
+    return el ? {} : GONE;
+  };
   const check = (id) => (find(id) ? {} : GONE);
+  // Whether a click at a point would reach the element now.
+  const reaches = (id, x, y) => {
+    const el = find(id), hit = dom.hitAt(x, y);
+    return el ? { yes: !!hit && dom.leadsTo(hit, el) } : GONE;
+  };
 
   // ------------------------------------------------------------------------------------------ typing, values
   const valueOf = (el) => (text(el) ? el.value : el.isContentEditable ? el.innerText.replace(/\n$/, "") : null);
   const read = (id) => { const el = find(id); return el ? { value: valueOf(el), max: el.maxLength ?? -1 } : GONE; };
   // Gives the element the focus and, where `clear`, selects all it holds; else puts the caret to its end.
   const focus = (id, clear) => {
-    const el = find(id);
+    let el = find(id);
     if (!el) return GONE;
     const active = () => { let a = document.activeElement; while (a && dom.shadow(a)?.activeElement) a = dom.shadow(a).activeElement; return a; };
+    const takes = (node) => node && (text(node) || node.isContentEditable);
+    // The click gave the focus to the field that belongs to the element, perhaps to one that only now appeared over it.
+    if (!takes(el) || (takes(active()) && !("x" in dom.pointOf(el, visible(el))))) el = active();
+    if (!takes(el)) return { error: "takes no text; if it listens to keys, click it and use send_keys" };
     if (active() !== el && !(el.isContentEditable && dom.within(active(), el))) el.focus({ preventScroll: true });
     const focused = active();
     if (focused !== el && !(el.isContentEditable && focused && focused.isContentEditable && dom.within(focused, el))) {
-      return text(focused || el) && dom.within(el, focused) ? focus(dom.idOf(focused), clear) : { error: "does not take the focus, so it cannot be typed into" };
+      return { error: "does not take the focus, so it cannot be typed into" };
     }
     if (text(el)) {
       if (clear) el.select();
@@ -90,7 +108,7 @@
       selection.removeAllRanges();
       selection.addRange(range);
     }
-    return { id: dom.idOf(focused), value: valueOf(el) ?? valueOf(focused) };
+    return { id: dom.idOf(focused), what: describe(el), value: valueOf(el) ?? valueOf(focused) };
   };
   const changed = (el) => { for (const type of ["input", "change"]) el.dispatchEvent(new Event(type, { bubbles: true, composed: true })); };
   const setter = (el, name) => { // the native one: frameworks put their own on the element
@@ -124,21 +142,37 @@
   // ---------------------------------------------------------------------------------------------- dropdowns
   const OPTION = "[role=option], [role=menuitem], [role=menuitemradio], [role=menuitemcheckbox], [role=treeitem]";
   const seen = (el) => el.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && el.getClientRects().length > 0;
-  const listOf = (el) => { // where a custom dropdown keeps its options
-    const linked = (el.getAttribute("aria-controls") || el.getAttribute("aria-owns") || "").split(/\s+/).map((id) => id && document.getElementById(id));
-    const places = [...linked, el, el.closest("[role=listbox], [role=menu]"), ...document.querySelectorAll("[role=listbox], [role=menu]")];
-    return places.find((place) => place && place.querySelector(OPTION) && Array.from(place.querySelectorAll(OPTION)).some(seen)) || null;
+  const LISTS = "[role=listbox], [role=menu]";
+  const inside = (place) => { // its displayed options, through slots and shadow roots
+    const found = [];
+    const walk = (node) => { for (const n of dom.childrenOf(node)) if (n.nodeType === 1) { if (n.matches(OPTION) && seen(n)) found.push(n); walk(n); } };
+    walk(place);
+    return found;
+  };
+  const optionsOf = (el) => { // of a dropdown of the page's making, wherever its list is
+    const root = el.getRootNode(), ids = (el.getAttribute("aria-controls") || el.getAttribute("aria-owns") || "").split(/\s+/);
+    const linked = ids.map((id) => id && (root.getElementById?.(id) || document.getElementById(id)));
+    for (const place of [...linked, el, el.closest(LISTS), ...root.querySelectorAll?.(LISTS) ?? [], ...document.querySelectorAll(LISTS)]) {
+      const found = place ? inside(place) : [];
+      if (found.length) return found;
+    }
+    return [];
+  };
+  // Resolves when a field's list of suggestions is shown, or after `ms`.
+  const suggestions = async (id, ms) => {
+    const end = performance.now() + ms, el = find(id);
+    while (el && !still && !optionsOf(el).length && performance.now() < end) await new Promise((resolve) => dom.later(resolve, 20));
+    return {};
   };
   const options = (id) => {
     const el = find(id);
     if (!el) return GONE;
     if (el.localName === "select") {
       const off = (o) => o.disabled || !!o.closest("optgroup")?.disabled;
-      const list = Array.from(el.options, (o, i) => ({ id: i, text: squeeze(o.text), value: o.value, chosen: o.selected, off: off(o) }));
+      const list = arrayFrom(el.options, (o, i) => ({ id: i, text: squeeze(o.text), value: o.value, chosen: o.selected, off: off(o) }));
       return { native: true, disabled: dom.disabled(el), options: list };
     }
-    const list = listOf(el);
-    const found = list ? Array.from(list.querySelectorAll(OPTION)).filter(seen) : [];
+    const found = optionsOf(el);
     const on = (o, ...names) => names.some((name) => o.getAttribute(name) === "true");
     return { native: false, disabled: dom.disabled(el), options: found.map((o) => ({ id: dom.idOf(o), text: squeeze(o.textContent), off: on(o, "aria-disabled"),
       value: o.getAttribute("data-value") || "", chosen: on(o, "aria-selected", "aria-checked") })) };
@@ -151,29 +185,30 @@
     else setter(el, "selectedIndex")(number);
     changed(el);
     await frames(2);
-    if (!find(id)) return { chosen: null }; // the page put another element in its place
-    return { chosen: Array.from(el.selectedOptions, (o) => squeeze(o.text)), same: el.options[number] === option && option.selected };
+    return {};
   };
 
   // ---------------------------------------------------------------------------------------------- scrolling
-  const main = () => {
+  const area = (el) => { const r = dom.meet(dom.boxOf(el.getBoundingClientRect()), dom.view()); return dom.has(r) ? (r[2] - r[0]) * (r[3] - r[1]) : 0; };
+  const main = () => { // what scrolls when no element is named: an open dialog, the page, or the largest pane of a page that does not scroll itself
     const page = document.scrollingElement || document.documentElement;
+    const modal = arrayFrom(document.querySelectorAll("dialog:modal, [aria-modal=true], [role=dialog], [role=alertdialog]")).filter(seen).pop();
+    const inner = modal && [modal, ...modal.querySelectorAll("*")].filter((el) => rolls(el) && seen(el)).sort((a, b) => area(b) - area(a))[0];
+    if (inner) return inner;
     const locked = [document.documentElement, document.body].some((el) => el && /hidden|clip/.test(overflow(el)));
     if (!locked && page.scrollHeight > window.innerHeight + 1) return page;
-    const panes = Array.from(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
-    const area = (el) => { const r = dom.meet(dom.boxOf(el.getBoundingClientRect()), dom.view()); return dom.has(r) ? (r[2] - r[0]) * (r[3] - r[1]) : 0; };
+    const panes = arrayFrom(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
     return panes.sort((a, b) => area(b) - area(a))[0] || page;
   };
   // Scrolls the page (id null) or the nearest scroll container of a node by a share of its height; `moved` in px.
   const scroll = async (id, pages) => {
-    let box = id === null ? main() : find(id), height = window.innerHeight;
+    let box = id === null ? main() : find(id);
     if (!box) return GONE;
     if (id !== null) {
       while (box && !(box.nodeType === 1 && rolls(box) && box !== document.body)) box = dom.parentOf(box);
       box ??= main();
-      if (box !== document.scrollingElement) height = box.clientHeight;
     }
-    const before = box.scrollTop;
+    const height = box === document.scrollingElement ? window.innerHeight : box.clientHeight, before = box.scrollTop;
     box.scrollBy({ top: pages * height, behavior: "instant" });
     await frames(2);
     const rest = box.scrollHeight - box.clientHeight - box.scrollTop;
@@ -194,7 +229,7 @@
       }
       const block = node.nodeType === 1 && !/inline|contents/.test(getComputedStyle(node).display);
       if (block && !all.endsWith(" ")) all += " ";
-      for (const child of dom.shadow(node)?.childNodes ?? node.childNodes) walk(child);
+      for (const child of dom.childrenOf(node)) walk(child);
       if (block && !all.endsWith(" ")) all += " ";
     };
     if (!needle || !document.body) return { found: false };
@@ -222,7 +257,7 @@
       if (node.nodeType !== 1 || SKIP.has(node.localName) || getComputedStyle(node).display === "none") return;
       const tag = node.localName;
       if (tag === "iframe" || tag === "frame") { parts.push(`<rms-frame id="${dom.idOf(node)}"></rms-frame>`); return; }
-      if (tag === "select") { parts.push(escape(Array.from(node.selectedOptions, (o) => squeeze(o.text)).join(", ")) + " "); return; }
+      if (tag === "select") { parts.push(escape(arrayFrom(node.selectedOptions, (o) => squeeze(o.text)).join(", ")) + " "); return; }
       if (tag === "input" || tag === "textarea") {
         if (!["password", "hidden", "file"].includes(node.type)) parts.push(escape(dom.toggles(node) ? (node.checked ? "[x] " : "[ ] ") : node.value + " "));
         return;
@@ -231,13 +266,12 @@
       const span = kept.map((a) => ` ${a}="${escape(node.getAttribute(a))}"`).join("");
       parts.push(`<${name}${span}${tag === "a" && node.href ? ` href="${escape(String(node.href))}"` : ""}${tag === "img" ? ` alt="${escape(node.alt)}"` : ""}>`);
       if (VOID.has(tag)) return;
-      const list = dom.shadow(node)?.childNodes ?? (tag === "slot" && node.assignedNodes().length ? node.assignedNodes() : node.childNodes);
-      for (const child of list) walk(child);
+      for (const child of dom.childrenOf(node)) walk(child);
       parts.push(`</${name}>`);
     };
     if (document.body) walk(document.body);
     return parts.join("");
   };
 
-  dom.act = { check, prepare, frameAt, reveal, read, focus, set, fileField, options, choose, scroll, scrollToText, html, find };
+  dom.act = { check, reaches, prepare, frameAt, reveal, read, focus, set, fileField, options, suggestions, choose, scroll, scrollToText, html, find };
 })();

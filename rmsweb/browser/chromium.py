@@ -8,14 +8,14 @@ ours: the browser may be any Chromium or Chrome that Playwright can drive; its k
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from playwright.async_api import Browser as Process
-from playwright.async_api import Error, Playwright, async_playwright
+from playwright.async_api import CDPSession, Error, Playwright, async_playwright
 
 FLAGS = (
     "--disable-background-networking",
@@ -85,6 +85,9 @@ class Browser:
         self._playwright, self.options, self.executable = playwright, options, executable
         self._process: Process | None = None
         self._lock = asyncio.Lock()
+        self._redirects: CDPSession | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.judges: dict[object, Callable[[str], bool]] = {}  # open session -> whether it may open a URL
         self.restarts = 0
         self.sessions = 0  # opened so far: names the next one's folder of files
 
@@ -139,6 +142,31 @@ class Browser:
         """Version that the browser reports."""
         return self.process.version
 
+    async def judge_redirects(self) -> None:
+        """From now on a redirect of a page or a frame is followed only where one of the judges accepts its URL; another host gets no request.
+
+        ours: Playwright's routes do not see redirects. Only documents are held up, for one message each; whose page it is the browser does not say
+        here, so that sessions of one browser with different lists are told apart only when the page was reached.
+        """
+        if self._redirects is None:
+            self._redirects = await self.process.new_browser_cdp_session()
+            self._redirects.on("Fetch.requestPaused", self._on_paused)
+            patterns = [{"urlPattern": "*", "resourceType": "Document", "requestStage": "Request"}]
+            await self._redirects.send("Fetch.enable", {"patterns": patterns})
+
+    def _on_paused(self, event: dict[str, Any]) -> None:
+        refused = "redirectedRequestId" in event and not any(judge(event["request"]["url"]) for judge in self.judges.values())
+        task = asyncio.get_running_loop().create_task(self._answer(event["requestId"], refused))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: str, refused: bool) -> None:
+        with suppress(Error):  # the page is gone
+            if self._redirects is not None and refused:
+                await self._redirects.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})  # the old page stays
+            elif self._redirects is not None:
+                await self._redirects.send("Fetch.continueRequest", {"requestId": request})
+
     async def restart(self) -> None:
         """Starts the browser again if it is not running."""
         async with self._lock:
@@ -149,7 +177,7 @@ class Browser:
 
     async def close(self) -> None:
         """Ends the browser."""
-        process, self._process = self._process, None
+        process, self._process, self._redirects = self._process, None, None
         if process is not None:
             with suppress(Error):
                 await process.close()

@@ -8,16 +8,19 @@ what it should never looks like one that did.
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from playwright.async_api import CDPSession, Error, Frame, Page
+from playwright.async_api import CDPSession, Error, Frame, Page, TimeoutError
 
 from rmsweb.browser.files import AgentFiles
 from rmsweb.browser.guard import Guard, Secrets
 from rmsweb.records import ActionResult
 
 POPUP_LIMIT_S = 3.0
+CHOOSER_LIMIT_S = 1.0
+SUGGESTIONS_LIMIT_MS = 1000  # a search field's suggestions are waited for so long
 MAX_TYPED_CHARS = 200  # a longer text is inserted at once
 
 _CALL = """async ([token, name, args]) => {
@@ -56,6 +59,7 @@ class Window(Protocol):
     guard: Guard
     secrets: Secrets
     engines: Mapping[str, str]
+    file_choosers: int  # how often a page has asked for a file
 
     @property
     def page(self) -> Page: ...
@@ -100,8 +104,11 @@ async def _point(window: Window, target: Target, fact: Mapping[str, Any]) -> tup
     return x, y
 
 
-async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> None:
+async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> tuple[float, float]:
     x, y = await _point(window, target, fact)
+    await window.page.mouse.move(x, y)
+    if not (await target.call("reaches", fact["x"], fact["y"]))["yes"]:  # what the pointer left or came upon has moved things
+        x, y = await _point(window, target, await target.call("prepare"))
     if ctrl:
         await window.page.keyboard.down("Control")
     try:
@@ -109,6 +116,7 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
     finally:
         if ctrl:
             await window.page.keyboard.up("Control")
+    return x, y
 
 
 async def click(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -121,9 +129,12 @@ async def click(window: Window, p: dict[str, Any]) -> ActionResult:
         raise ActionProblem(f"{target.label} is a file field: use upload_file_to_element")
     if fact["disabled"]:
         raise ActionProblem(f"{target.label} is disabled")
-    await _press_mouse(window, target, fact, ctrl=ctrl)
+    asked = window.file_choosers
+    x, y = await _press_mouse(window, target, fact, ctrl=ctrl)
     opened = await window.settle()
-    message = f"clicked {fact['what']}"
+    message = f"clicked {fact['what']}" + (f" at ({x:.0f}, {y:.0f})" if fact["tag"] == "canvas" else "")
+    if window.file_choosers > asked:
+        message += "; it asks for a file: use upload_file_to_element on it"
     expected = fact["blank"] == "_blank" or opened > fact["opened"] or (ctrl and fact["tag"] == "a")
     tab = await window.new_tab_within(POPUP_LIMIT_S if expected else 0.0, known)
     if tab is None:
@@ -134,11 +145,13 @@ async def click(window: Window, p: dict[str, Any]) -> ActionResult:
     return ActionResult(message=f"{message}; it opened tab {tab} {where}", opened_tab=tab)
 
 
-async def _type(window: Window, text: str) -> None:
-    if len(text) > MAX_TYPED_CHARS:
-        await window.page.keyboard.insert_text(text)
-    elif text:
-        await window.page.keyboard.type(text)
+async def _type(window: Window, text: str, *, line_break: str = "Enter") -> None:
+    """Types a text; a long one is inserted line by line."""
+    keyboard = window.page.keyboard
+    for number, line in enumerate(text.split("\n")):
+        if number:
+            await keyboard.press(line_break)
+        await (keyboard.insert_text(line) if len(text) > MAX_TYPED_CHARS else keyboard.type(line))
 
 
 _PICKED = {"date", "time", "datetime-local", "month", "week", "color", "range"}
@@ -148,12 +161,14 @@ _NOT_TYPED = {
     "file": "use upload_file_to_element",
     "submit": "click it instead",
     "button": "click it instead",
+    "image": "click it instead",
+    "reset": "click it instead",
 }
 
 
 async def input_text(window: Window, p: dict[str, Any]) -> ActionResult:
     target, clear = window.target(p["index"]), p["clear_existing"] or not p["text"]
-    text = window.secrets.fill(p["text"])
+    text = window.secrets.fill(p["text"], _origin(target.frame))
     fact = await target.call("prepare")
     if fact["tag"] == "select":
         raise ActionProblem(f"{target.label} is a dropdown: use select_dropdown_option")
@@ -161,6 +176,8 @@ async def input_text(window: Window, p: dict[str, Any]) -> ActionResult:
         raise ActionProblem(f"{target.label} is a {fact['type']} field: {_NOT_TYPED[fact['type']]}")
     if fact["disabled"] or fact["readonly"]:
         raise ActionProblem(f"{target.label} is {'disabled' if fact['disabled'] else 'read-only: click it instead'}")
+    if fact["role"] == "slider":
+        raise ActionProblem(f"{target.label} is a slider and takes no text: click it, then press arrow keys with send_keys")
     shown = "the text" if fact["type"] == "password" else json.dumps(window.secrets.mask(p["text"]), ensure_ascii=False)
     if fact["tag"] == "input" and fact["type"] in _PICKED:
         held = (await target.call("set", text))["value"]
@@ -171,15 +188,18 @@ async def input_text(window: Window, p: dict[str, Any]) -> ActionResult:
     focused = await target.call("focus", clear)
     before = "" if clear else focused["value"] or ""
     typed = replace(target, node=focused["id"])
-    await (_type(window, text) if text else window.page.keyboard.press("Delete"))
+    lines = fact["tag"] == "textarea" or fact["editable"]  # there, Enter alone may send what was typed
+    await (_type(window, text, line_break="Shift+Enter" if lines else "Enter") if text else window.page.keyboard.press("Delete"))
     await window.settle()
     try:
+        if fact["suggests"] and text:
+            await call(target.frame, "suggestions", target.node, SUGGESTIONS_LIMIT_MS, token=target.token)
         found = await call(typed.frame, "read", typed.node, token=typed.token)
     except Error:  # the document is gone: Enter sent a form
         found = {}
-    message = f"typed {shown} into {fact['what']}"
+    message = f"typed {shown} into {focused['what']}"
     held = found.get("value")
-    if held is None or "\n" in text or _plain(held) == _plain(before + text):
+    if held is None or ("\n" in text and not lines) or _plain(held) == _plain(before + text):
         return ActionResult(message=message + ("; choose one of its suggestions if some appear" if fact["combobox"] else ""))
     if text and (held == focused["value"] or not held):
         raise ActionProblem(f"{target.label} did not take {shown}: it holds {window.secrets.mask(held)!r}")
@@ -225,8 +245,24 @@ def key_presses(keys: str) -> list[str] | None:
     return presses or None
 
 
+def _origin(frame: Frame) -> str:
+    """URL of the document that a frame's script belongs to: a frame without a URL of its own is its parent's."""
+    while frame.url.startswith("about:") and frame.parent_frame is not None:
+        frame = frame.parent_frame
+    return frame.url
+
+
+async def _focused(frame: Frame) -> Frame:
+    """The frame in or below this one that gets the keys."""
+    for child in frame.child_frames:
+        with suppress(Error):  # gone
+            if await child.evaluate("document.hasFocus()"):
+                return await _focused(child)
+    return frame
+
+
 async def send_keys(window: Window, p: dict[str, Any]) -> ActionResult:
-    keys = window.secrets.fill(p["keys"])
+    keys = window.secrets.fill(p["keys"], _origin(await _focused(window.page.main_frame)))
     if not keys:
         raise ActionProblem("keys is empty")
     presses, known = key_presses(keys), set(window.tab_ids)
@@ -245,9 +281,17 @@ async def send_keys(window: Window, p: dict[str, Any]) -> ActionResult:
 async def upload(window: Window, p: dict[str, Any]) -> ActionResult:
     target, path = window.target(p["index"]), window.files.upload(p["path"])
     element = (await target.frame.evaluate_handle(_FILE_FIELD, [target.token, target.node])).as_element()
-    if element is None:
-        raise ActionProblem(f"{target.label} is no file field and belongs to none")
-    await element.set_input_files(str(path))
+    if element is not None:
+        await element.set_input_files(str(path))
+    else:  # perhaps a button that asks for a file
+        fact = await target.call("prepare")
+        try:
+            async with window.page.expect_file_chooser(timeout=1000 * CHOOSER_LIMIT_S) as chooser:
+                await _press_mouse(window, target, fact)
+            await (await chooser.value).set_files(str(path))
+        except TimeoutError:
+            raise ActionProblem(f"{target.label} is no file field, belongs to none and asks for no file") from None
+    await window.settle()
     return ActionResult(message=f"chose the file {path.name}")
 
 
@@ -255,8 +299,11 @@ async def upload(window: Window, p: dict[str, Any]) -> ActionResult:
 
 
 def _list_options(options: list[dict[str, Any]]) -> str:
-    marks = {"chosen": " (selected)", "off": " (disabled)"}
-    return "\n".join(json.dumps(o["text"], ensure_ascii=False) + "".join(mark for key, mark in marks.items() if o[key]) for o in options[:200])
+    def line(o: dict[str, Any]) -> str:
+        text, value = (json.dumps(o[key], ensure_ascii=False) for key in ("text", "value"))
+        return text + (f" value {value}" if value not in (text, '""') else "") + " (selected)" * bool(o["chosen"]) + " (disabled)" * bool(o["off"])
+
+    return "\n".join(map(line, options[:200]))
 
 
 async def _options(window: Window, target: Target) -> dict[str, Any]:
@@ -277,6 +324,19 @@ async def get_options(window: Window, p: dict[str, Any]) -> ActionResult:
     return ActionResult(message=f"read the options of {target.label}", content=f"Options of {target.label}:\n{text}", show_once=True)
 
 
+async def _choose(window: Window, target: Target, number: int) -> list[str] | None:
+    """Chooses an option of a native dropdown -> the texts of those it holds when the page has reacted; None where the page put something else in its place."""
+    try:
+        await target.call("choose", number)
+        await window.settle()
+        after = await call(target.frame, "options", target.node, token=target.token)
+    except Error as error:
+        if "navigation" not in error.message and "detached" not in error.message:
+            raise
+        return None  # the choice made the page open another
+    return None if "error" in after else [o["text"] for o in after["options"] if o["chosen"]]
+
+
 async def select(window: Window, p: dict[str, Any]) -> ActionResult:
     target, wanted = window.target(p["index"]), p["text"]
     found = await _options(window, target)
@@ -293,14 +353,9 @@ async def select(window: Window, p: dict[str, Any]) -> ActionResult:
     if option["off"]:
         raise ActionProblem(f"the option {option['text']!r} is disabled")
     if found["native"]:
-        try:
-            after = await target.call("choose", option["id"])
-        except Error as error:
-            if "navigation" not in error.message and "detached" not in error.message:
-                raise
-            after = {"chosen": None}  # the choice made the page open another
-        if after["chosen"] is not None and option["text"] not in after["chosen"]:
-            raise ActionProblem(f"the page did not keep the choice: {target.label} shows {', '.join(after['chosen'])!r}")
+        kept = await _choose(window, target, option["id"])
+        if kept is not None and option["text"] not in kept:
+            raise ActionProblem(f"the page did not keep the choice: {target.label} shows {', '.join(kept)!r}")
     else:
         place = replace(target, label=f"the option {option['text']!r}", node=option["id"])
         await _press_mouse(window, place, await place.call("prepare"))

@@ -6,7 +6,8 @@
 (() => {
   if (window.__rms) return;
   const MARGIN = 1000; // CSS px around the viewport in which elements still get an index
-  const now = performance.now.bind(performance), later = window.setTimeout.bind(window);
+  const arrayFrom = Array.from.bind(Array); // old libraries put their own in its place
+  const now = performance.now.bind(performance), later = window.setTimeout.bind(window), { stringify } = JSON;
 
   // ------------------------------------------------------------------------------------------------ hooks
   const CLICK_EVENTS = new Set(["click", "mousedown", "mouseup", "pointerdown", "pointerup", "touchstart", "touchend", "dblclick"]);
@@ -35,23 +36,33 @@
   const { attachShadow } = Element.prototype;
   Element.prototype.attachShadow = function (options) {
     const root = attachShadow.call(this, options);
-    if (options.mode === "closed") roots.set(this, root);
-    observer.observe(root, WATCHED);
+    if (options.mode === "closed") adopt(this, root);
+    else observer.observe(root, WATCHED);
     return root;
   };
   const open = window.open;
   window.open = function (...args) { state.opened += 1; return open.apply(window, args); };
 
+  const adopt = (host, root) => { roots.set(host, root); observer.observe(root, WATCHED); };
   const shadow = (el) => el.shadowRoot || roots.get(el) || null;
   const listens = (el) => { for (const set of listeners.get(el)?.values() ?? []) if (set.size) return true; return false; };
 
   // ------------------------------------------------------------------------------------------ node identity
-  const token = Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
+  const token = arrayFrom(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
   const ids = new WeakMap(), nodes = new Map();
   let count = 0, previous = null;
   const idOf = (node) => {
     if (!ids.has(node)) { ids.set(node, ++count); nodes.set(count, new WeakRef(node)); }
     return ids.get(node);
+  };
+  // A list that keeps few rows and fills them anew while it scrolls puts another thing into the same node. What an indexed node stood for is
+  // remembered; one that stands for something else after its list was scrolled is another node: it loses its number.
+  const shownAs = new Map(); // number -> [meaning, how far all around it was scrolled]
+  const scrolled = (node) => { let sum = 0; for (let n = node; n; n = parentOf(n)) sum += n.scrollTop || 0; return sum; };
+  const meaning = (el) => [editable(el) ? "" : nameOf(el), ...["href", "data-index", "data-id", "aria-posinset", "aria-rowindex"].map((a) => el.getAttribute(a))].join("|");
+  const recycled = (id, el) => {
+    const then = shownAs.get(id);
+    return then !== undefined && then[1] !== scrolled(el) && then[0] !== meaning(el);
   };
 
   // ---------------------------------------------------------------------------------------------- geometry
@@ -61,6 +72,7 @@
   const has = (r) => r[2] - r[0] > 1 && r[3] - r[1] > 1;
   const view = () => [0, 0, window.innerWidth, window.innerHeight];
   const parentOf = (node) => node.assignedSlot || node.parentNode || node.host || null; // in the flat tree
+  const childrenOf = (el) => shadow(el)?.childNodes ?? (el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : el.childNodes);
   const within = (outer, node) => { for (let n = node; n; n = parentOf(n)) if (n === outer) return true; return false; };
   const hitAt = (x, y) => {
     let hit = document.elementFromPoint(x, y);
@@ -76,8 +88,8 @@
   const POINTS = [[0.5, 0.5], [0.25, 0.25], [0.75, 0.75], [0.25, 0.75], [0.75, 0.25], [0.5, 0.1], [0.1, 0.5], [0.9, 0.5], [0.5, 0.9]];
   // The first of some points of the element where a click would reach it: {x, y}, or {blocker}, or {} where nothing of it is in `clip`.
   const pointOf = (el, clip, points = POINTS) => {
-    let rects = Array.from(el.getClientRects(), boxOf);
-    if (!rects.some(has)) rects = Array.from(el.children, (child) => boxOf(child.getBoundingClientRect()));
+    let rects = arrayFrom(el.getClientRects(), boxOf);
+    if (!rects.some(has)) rects = arrayFrom(el.children, (child) => boxOf(child.getBoundingClientRect()));
     rects = rects.map((r) => meet(r, clip)).filter(has).sort((a, b) => (b[2] - b[0]) * (b[3] - b[1]) - (a[2] - a[0]) * (a[3] - a[1])).slice(0, 3);
     let blocker = null;
     for (const r of rects) for (const [fx, fy] of points) {
@@ -111,7 +123,7 @@
   // Why a click on the element means something: "own" (by its nature), "listener" (only a handler, or only focusable), or "".
   const nature = (el, style, ctx) => {
     const tag = el.localName, role = el.getAttribute("role");
-    if (tag === "html" || tag === "body") return "";
+    if (tag === "html" || tag === "body") return editable(el) ? "own" : "";
     if (tag === "input") return el.type === "hidden" ? "" : "own";
     if (CONTROLS.has(tag) || tag === "summary" || tag === "canvas" || editable(el) || ROLES.has(role)) return "own";
     if (tag === "a" && el.hasAttribute("href")) return "own";
@@ -123,11 +135,19 @@
     if (el.hasAttribute("tabindex") && el.tabIndex >= 0 && !STATIC_ROLES.has(role) && !ctx.whole) return "listener";
     return "";
   };
+  const wordsOf = (el) => { // with what a slot in it shows
+    const slot = el.getRootNode().host ? el.querySelector("slot") : null;
+    return squeeze(slot ? el.textContent + slot.assignedNodes().map((node) => node.textContent).join(" ") : el.textContent);
+  };
+  const pictured = (el) => { // what a picture in an element without words is called
+    const inner = el.querySelector("[aria-label], img[alt], svg title, [title]");
+    return inner ? squeeze(inner.getAttribute("aria-label") || inner.getAttribute("alt") || inner.getAttribute("title") || inner.textContent).slice(0, 200) : "";
+  };
   const nameOf = (el) => {
     const by = (el.getAttribute("aria-labelledby") || "").split(/\s+/).map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean);
     const own = CONTROLS.has(el.localName) && el.localName !== "button";
-    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? Array.from(el.labels || [], (l) => l.textContent).join(" ") : el.textContent)
-      || el.getAttribute("alt") || el.getAttribute("title") || el.getAttribute("placeholder") || "";
+    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? arrayFrom(el.labels || [], (l) => l.textContent).join(" ") : wordsOf(el))
+      || el.getAttribute("alt") || pictured(el) || el.getAttribute("title") || el.getAttribute("placeholder") || "";
     return squeeze(text.slice(0, 1000)).slice(0, 200);
   };
   const attributesOf = (el) => {
@@ -138,14 +158,15 @@
     if (el.required) found.required = "true";
     if (el.multiple) found.multiple = "true";
     if (el.readOnly) found.readonly = "true";
+    if (!found["aria-label"] && !found.title && !found.alt && !wordsOf(el) && pictured(el)) found.alt = pictured(el);
     if (CONTROLS.has(el.localName) && disabled(el)) found.disabled = "true";
     return found;
   };
   const valueOf = (el) => {
     if (el.localName === "textarea") return el.value;
-    if (el.localName === "select") return Array.from(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
+    if (el.localName === "select") return arrayFrom(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
     if (el.localName !== "input" || el.type === "password" || el.type === "image") return null;
-    if (el.type === "file") return Array.from(el.files, (file) => file.name).join(", ");
+    if (el.type === "file") return arrayFrom(el.files, (file) => file.name).join(", ");
     return toggles(el) ? (el.getAttribute("value") || null) : el.value;
   };
   const clear = (color) => { const m = /rgba\(.*?([\d.]+)\)$/.exec(color); return color === "transparent" || (m !== null && parseFloat(m[1]) < 0.8); };
@@ -165,13 +186,17 @@
     const lines = [], seen = new Set(), range = document.createRange(), frame = view();
     const [dx, dy] = [options.x || 0, options.y || 0], clip = options.clip ? meet(options.clip, frame) : frame;
     const reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
+    let sealed = false; // whether an element shows something that is not in the tree: a closed root that came with the HTML
     const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
-    const modal = Array.from(document.querySelectorAll("dialog:modal")).pop() || null;
+    const modal = arrayFrom(document.querySelectorAll("dialog:modal")).pop() || null;
     const round = (r) => [r[0] + dx, r[1] + dy, r[2] - r[0], r[3] - r[1]].map((n) => Math.round(n * 10) / 10);
+    const showsIn = (node) => (node.nodeType === 1 ? node.checkVisibility() : node.nodeType === 3 && squeeze(node.data) !== "");
     const put = (node, line) => {
+      if (recycled(ids.get(node), node)) { nodes.delete(ids.get(node)); ids.delete(node); }
       const id = idOf(node);
+      if (line.i && line.t !== "iframe") shownAs.set(id, [meaning(node), scrolled(node)]);
       seen.add(id);
-      lines.push({ k: id, n: previous !== null && !previous.has(id), i: false, ...line });
+      lines.push({ k: id, n: false, i: false, ...line });
       return lines[lines.length - 1];
     };
 
@@ -191,9 +216,7 @@
     };
 
     const children = (el, ctx) => {
-      const root = shadow(el);
-      const list = root ? root.childNodes : el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : el.childNodes;
-      for (const child of list) {
+      for (const child of childrenOf(el)) {
         if (child.nodeType === 1) element(child, ctx);
         else if (child.nodeType === 3) text(child, ctx);
       }
@@ -235,6 +258,7 @@
       const shown = style.visibility === "visible" && has(meet(box, ctx.reach)), inside = shown && has(meet(box, ctx.clip));
       const next = inherit(el, style, ctx, box, opacity);
       if (tag === "img" && shown) stats.images += 1;
+      if (tag.includes("-") && shown && !shadow(el) && !arrayFrom(el.childNodes).some(showsIn)) sealed = true;
 
       const why = nature(el, style, ctx), root = shadow(el), pages = shown ? scroller(el, style) : null, isFrame = tag === "iframe" || tag === "frame";
       const idle = next.inert || options.covered || (CONTROLS.has(tag) && disabled(el));
@@ -247,7 +271,7 @@
         const marker = isFrame ? "iframe" : root ? (el.shadowRoot ? "shadow-open" : "shadow-closed") : pages ? "scroll" : null;
         line = put(el, { t: tag, i: can, r: el.getAttribute("role"), a: attributesOf(el), x: why !== "" ? nameOf(el) : "", v: valueOf(el), m: marker, s: pages,
           b: round(box), p: inside, d: outer.depth });
-        if (tag === "select") line.o = Array.from(el.options, (option) => squeeze(option.text));
+        if (tag === "select") line.o = arrayFrom(el.options, (option) => squeeze(option.text));
         if (isFrame) { // `f`: what the frame's own pass needs to know
           const [x, y] = [box[0] + el.clientLeft + parseFloat(style.paddingLeft), box[1] + el.clientTop + parseFloat(style.paddingTop)];
           const part = meet(box, ctx.clip);
@@ -272,9 +296,11 @@
       if (line) settle(line, at, why, stats.interactive - before, pages && !next.inert);
     };
 
-    // After the children: a handler that only serves several controls inside is no target; a scroller without one inside needs an index.
+    // After the children: a handler that only serves the controls inside, or the one that fills it, is no target; a scroller without one needs an index.
+    const area = (line) => line.b[2] * line.b[3];
     const settle = (line, at, why, inner, scrolls) => {
-      if (line.i && why === "listener" && inner >= 2) { line.i = false; stats.interactive -= 1; }
+      const only = inner === 1 && lines.slice(at).find((other) => other.i);
+      if (line.i && why === "listener" && (inner >= 2 || (only && area(only) > 0.8 * area(line)))) { line.i = false; stats.interactive -= 1; }
       if (!line.i && scrolls && inner === 0 && !options.covered) { line.i = true; stats.interactive += 1; }
       const empty = line.m === null || (line.m.startsWith("shadow") && lines.length === at);
       if (!line.i && !line.a.disabled && empty) {
@@ -285,24 +311,43 @@
 
     const start = { depth: 0, clip, reach, block: { clip, reach }, opacity: 1, hidden: false, pointer: false, inert: false, whole: false };
     if (document.documentElement) element(document.documentElement, start);
-    previous = seen;
+    for (const line of lines) line.n = line.i && previous !== null && !previous.has(line.k);
+    previous = new Set(lines.filter((line) => line.i).map((line) => line.k));
+    for (const id of shownAs.keys()) if (!seen.has(id)) shownAs.delete(id);
     const page = document.scrollingElement || document.documentElement;
-    return { token, lines, stats, title: document.title, url: location.href, scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth,
+    return { token, lines, stats, sealed, title: document.title, url: location.href, scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth,
       full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
   };
 
-  // Resolves when the document is parsed and nothing has been added, removed or reworded for `ms` since `ago` ms before the call, or after `max`.
+  // Whether something is on its way to its place: a transition or animation that ends within a second and changes more than colours.
+  const moving = () => document.getAnimations().some((animation) => {
+    const rest = (animation.effect?.getComputedTiming().endTime ?? 0) - (animation.currentTime ?? 0);
+    return animation.playState === "running" && rest > 0 && rest < 1000 && !/color|shadow|outline|filter|fill|stroke/.test(animation.transitionProperty || "");
+  });
+  // Resolves when the document is parsed, nothing moves and nothing has been added, removed or reworded for `ms` since `ago` ms before the call, or after `max`.
   const quiet = (ms, max, ago) => new Promise((resolve) => {
     const start = now();
     const look = () => {
       const time = now(), rest = ms - (time - Math.max(state.mutated, start - ago));
-      if (time - start >= max || (document.readyState !== "loading" && rest <= 0)) resolve(state.opened);
+      if (time - start >= max || (document.readyState !== "loading" && rest <= 0 && !moving())) resolve(state.opened);
       else later(look, Math.min(Math.max(rest, 5), max - (time - start)));
     };
     look();
   });
 
-  const nodeOf = (id) => nodes.get(id)?.deref() || null;
-  const api = { observe, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, squeeze, nameOf, disabled, toggles, parentOf };
+  const nodeOf = (id) => {
+    const node = nodes.get(id)?.deref();
+    return node && !recycled(id, node) ? node : null;
+  };
+  const report = (options) => { // as text; a toJSON that the page gave to every array or string does not touch it
+    const own = [Object, Array, String, Number, Boolean].map(({ prototype }) => [prototype, Object.getOwnPropertyDescriptor(prototype, "toJSON")]);
+    for (const [prototype, found] of own) if (found) delete prototype.toJSON;
+    try {
+      return stringify(observe(options));
+    } finally {
+      for (const [prototype, found] of own) if (found) Object.defineProperty(prototype, "toJSON", found);
+    }
+  };
+  const api = { adopt, arrayFrom, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();

@@ -45,7 +45,7 @@ async def _go(window: Window, url: str, new_tab: bool = False) -> ActionResult:
     except Error as error:
         reason = error.message.splitlines()[0]
         if "Download is starting" in reason or "net::ERR_ABORTED" in reason:
-            return ActionResult(message=f"{url[:200]} is no page: it was downloaded, or answered with nothing")
+            return ActionResult(message=f"{url[:200]} opened no page: it was downloaded, answered with nothing, or led to where nothing may be opened")
         raise ActionProblem(f"could not open {url[:200]}: {_network_words(reason)}") from None
     await window.settle()
     status = f" (status {response.status})" if response is not None and response.status >= 400 else ""
@@ -153,7 +153,7 @@ async def _extract(window: Window, p: dict[str, Any], extractor: Extractor) -> A
 
 
 async def _execute_js(window: Window, p: dict[str, Any]) -> ActionResult:
-    code = window.secrets.fill(p["code"])
+    code = window.secrets.fill(p["code"], window.page.url)
     try:
         value = await window.page.evaluate(code)
     except Error as error:

@@ -53,6 +53,10 @@ class Guard:
     def __init__(self, domains: Sequence[str] | None = None) -> None:
         self.domains = None if domains is None else tuple(domain.lower().removeprefix("*.").strip(".") for domain in domains)
 
+    def allows(self, url: str) -> bool:
+        """Whether the URL is one of the domains' web pages."""
+        return url != BLANK and not url.startswith("blob:") and self.problem(url) is None
+
     def problem(self, url: str) -> str | None:
         """Why the URL may not be opened, None where it may.
 
@@ -78,34 +82,43 @@ class Guard:
 
 
 class Secrets:
-    """Values that the policy and the records see only by name."""
+    """Values that the policy and the records see only by name: domain -> name -> value. A value is given to its domain and what lies below it alone."""
 
-    def __init__(self, values: Mapping[str, str] | None = None) -> None:
-        self.values = {name: value for name, value in (values or {}).items() if value}
+    def __init__(self, domains: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        self._given = [(Guard([domain]), name, value) for domain, values in (domains or {}).items() for name, value in values.items() if value]
+        self._masked = sorted({(value, name) for _, name, value in self._given}, key=lambda pair: (-len(pair[0]), pair))
 
-    def fill(self, text: str) -> str:
-        """Placeholders -> values. ValueError for an unknown name."""
+    def fill(self, text: str, url: str) -> str:
+        """Placeholders -> values, for a text that a document of this URL will get. ValueError for an unknown name or one that is not for it.
+
+        >>> Secrets({"example.com": {"pin": "0042"}}).fill("<secret>pin</secret>", "https://www.example.com/a")
+        '0042'
+        """
 
         def value(match: re.Match[str]) -> str:
-            if match[1] not in self.values:
+            known = [(guard, value) for guard, name, value in self._given if name == match[1]]
+            if not known:
                 raise ValueError(f"there is no secret named {match[1][:60]!r}")
-            return self.values[match[1]]
+            found = next((value for guard, value in known if guard.allows(url)), None)
+            if found is None:
+                raise ValueError(f"the secret {match[1]!r} may not be given to this site")
+            return found
 
-        return _SECRET.sub(value, text) if self.values else text
+        return _SECRET.sub(value, text) if self._given else text
 
     def mask(self, text: str) -> str:
         """Values -> placeholders, longest first.
 
-        >>> Secrets({"pin": "0042"}).mask("pin 0042")
+        >>> Secrets({"example.com": {"pin": "0042"}}).mask("pin 0042")
         'pin <secret>pin</secret>'
         """
-        for name, value in sorted(self.values.items(), key=lambda item: -len(item[1])):
+        for value, name in self._masked:
             text = text.replace(value, f"<secret>{name}</secret>")
         return text
 
     def mask_json(self, text: str) -> str:
         """The same for JSON text, where a value may stand with escapes."""
-        for name, value in sorted(self.values.items(), key=lambda item: -len(item[1])):
+        for value, name in self._masked:
             for ascii_only in (False, True):
                 text = text.replace(json.dumps(value, ensure_ascii=ascii_only)[1:-1], f"<secret>{name}</secret>")
         return text

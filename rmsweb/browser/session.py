@@ -75,6 +75,7 @@ class Session(TabbedWindow):
         for task in self._work:
             task.cancel()
         self._clear()
+        self.browser.judges.pop(self, None)
         if context is not None:
             with suppress(Error):
                 await context.close()
@@ -259,7 +260,9 @@ class Session(TabbedWindow):
         path = Path("screenshots") / f"{digest[:16]}.{'jpg' if kind == 'jpeg' else 'png'}"
         if not (self.folder / path).exists():
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / path).write_bytes(data)
+            torn = (self.folder / path).with_suffix(f".{self.name}.part")  # a kill in the middle leaves no picture under a name that says it is whole
+            torn.write_bytes(data)
+            torn.replace(self.folder / path)
         with Picture.open(BytesIO(data)) as picture:
             width, height = picture.size
         return Image(path=path.as_posix(), sha256=digest, width=width, height=height)

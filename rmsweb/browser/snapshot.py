@@ -21,7 +21,8 @@ MAX_FRAMES = 100
 MAX_FRAME_DEPTH = 5
 MIN_FRAME_PX = 10
 SCRIPT = "".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("dom.js", "act.js"))
-_OBSERVE = "(options) => (window.__rms?.act ? JSON.stringify(window.__rms.observe(options)) : null)"
+_ADOPT = "function (root) { window.__rms?.adopt(this, root); }"
+_OBSERVE = "(options) => (window.__rms?.act ? window.__rms.report(options) : null)"
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class FrameBook:
     numbers: "WeakKeyDictionary[Frame, int]" = field(default_factory=WeakKeyDictionary)
     owners: "WeakKeyDictionary[Frame, int]" = field(default_factory=WeakKeyDictionary)
     tokens: dict[int, str] = field(default_factory=dict)  # frame number -> token of the document that was observed last
+    opened: set[str] = field(default_factory=set)  # tokens of documents whose closed shadow roots were asked for
     frames: dict[int, Frame] = field(default_factory=dict)
 
     def number(self, frame: Frame) -> int:
@@ -43,6 +45,25 @@ class FrameBook:
             handle = await frame.frame_element()
             self.owners[frame] = await handle.evaluate("(element) => window.__rms.idOf(element)")
         return self.owners[frame]
+
+
+async def _open_roots(frame: Frame) -> None:
+    """Tells dom.js of the closed shadow roots that came with a document's HTML, which no script of the page made."""
+    context, top = frame.page.context, frame.parent_frame is None
+    try:
+        cdp = await context.new_cdp_session(frame.page if top else frame)
+    except Error:  # a frame in its parent's process
+        cdp = await context.new_cdp_session(frame.page)
+    nodes = [(await cdp.send("DOM.getDocument", {"depth": -1, "pierce": True}))["root"]]
+    for node in nodes:
+        roots = node.get("shadowRoots", [])
+        nodes += [*node.get("children", []), *roots, *filter(None, [node.get("contentDocument")])]
+        for root in roots:
+            if root["shadowRootType"] == "closed":
+                host, inner = [(await cdp.send("DOM.resolveNode", {"backendNodeId": n["backendNodeId"]}))["object"]["objectId"] for n in (node, root)]
+                call = {"functionDeclaration": _ADOPT, "objectId": host, "arguments": [{"objectId": inner}]}
+                await cdp.send("Runtime.callFunctionOn", call)
+    await cdp.detach()
 
 
 @dataclass(slots=True)
@@ -80,6 +101,10 @@ class _Reader:
             await frame.evaluate(SCRIPT)
             text = await frame.evaluate(_OBSERVE, options)
         report: dict[str, Any] = json.loads(self.mask(text))
+        if report["sealed"] and report["token"] not in self.book.opened:
+            self.book.opened.add(report["token"])
+            await _open_roots(frame)
+            return await self.frame(frame, options, depth, level)
         number = self.book.number(frame)
         self.book.tokens[number], self.book.frames[number] = report["token"], frame
         self.frames_read += 1

@@ -17,7 +17,8 @@ from rmsweb.records import Element, Observation, Tab
 # Attributes shown by default, in this order; `value` and `options` come from Element.value and Element.options.
 ATTRIBUTES = (
     "title", "type", "checked", "name", "role", "value", "options", "placeholder", "alt", "aria-label", "aria-expanded", "aria-checked", "aria-selected",
-    "pattern", "min", "max", "minlength", "maxlength", "step", "required", "multiple", "accept", "autocomplete",
+    "aria-valuemin", "aria-valuemax", "aria-valuenow", "pattern", "min", "max", "minlength", "maxlength", "step", "required", "multiple", "accept",
+    "autocomplete", "disabled", "aria-disabled",
 )  # fmt: skip
 MAX_ATTRIBUTE_CHARS = 100
 _MARKERS = {"scroll": "|SCROLL|", "iframe": "|IFRAME|", "shadow-open": "|SHADOW(open)|", "shadow-closed": "|SHADOW(closed)|"}
@@ -36,7 +37,8 @@ def _attribute(node: Element, name: str) -> str | None:
     if name == "value":
         return node.value
     if name == "options":
-        return "|".join(node.options) or None
+        text = "|".join(node.options)
+        return f"{len(node.options)} options: {text}" if len(text) > MAX_ATTRIBUTE_CHARS else text or None
     if name == "role" and node.attributes.get("role") == node.tag:
         return None
     return node.attributes.get(name)

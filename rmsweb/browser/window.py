@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from playwright.async_api import BrowserContext, CDPSession, Dialog, Download, Error, Frame, Page, Request, Route
+from playwright.async_api import BrowserContext, CDPSession, Dialog, Download, Error, FileChooser, Frame, Page, Request, Route
 
 from rmsweb.browser.chromium import Browser
 from rmsweb.browser.controls import ActionProblem, Target, call
@@ -51,7 +51,7 @@ class SessionOptions:
     quiet_limit_s: float = 1.5  # longest wait for that
     pause_s: float = 0.5  # between the actions of a step
     allow_domains: tuple[str, ...] | None = None  # None: those of the browser
-    secrets: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # domain -> name -> value
     uploads: tuple[Path, ...] = ()
     engines: Mapping[str, str] = field(default_factory=lambda: SEARCH_URLS)  # search engine -> URL with {query}
 
@@ -90,6 +90,7 @@ class TabbedWindow:
         self._dialogs: list[str] = []
         self._downloads: list[str] = []
         self._warnings: list[str] = []
+        self.file_choosers = 0
         self._work: set[asyncio.Task[None]] = set()
         self._quiet_from = 0.0
         self._opened = 0  # how often the active document had called window.open when it was quiet last
@@ -114,7 +115,9 @@ class TabbedWindow:
         context.on("request", self._on_request)
         context.on("requestfinished", self._on_request_end)
         context.on("requestfailed", self._on_request_end)
+        self.browser.judges[self] = lambda url: self.guard.problem(url) is None
         if self.guard.domains is not None:
+            await self.browser.judge_redirects()
             await context.route(lambda url: self.guard.problem(url) is not None, self._on_forbidden)
         if self._cookies:
             await context.add_cookies(self._cookies)
@@ -140,6 +143,7 @@ class TabbedWindow:
         self._tabs[tab.tab_id] = tab
         page.on("close", lambda _: self._forget(tab))
         page.on("crash", lambda _: setattr(tab, "crashed", True))
+        page.on("filechooser", self._on_chooser)
         page.on("download", lambda download: self._later(self._save(download)))
         page.on("framenavigated", lambda frame: self._on_navigated(tab, frame))
         return tab
@@ -162,6 +166,9 @@ class TabbedWindow:
         with suppress(Error):
             await (dialog.accept() if accept else dialog.dismiss())
 
+    def _on_chooser(self, chooser: FileChooser) -> None:  # that somebody listens keeps the browser's own dialog shut
+        self.file_choosers += 1
+
     def _on_request(self, request: Request) -> None:
         if request.resource_type in _DATA:
             self._requests[request] = time.monotonic()
@@ -174,11 +181,11 @@ class TabbedWindow:
         tab = next((tab for tab in self._tabs.values() if tab.page is page), None)
         if tab is not None and main:
             tab.loading = request
-            if request.redirected_from is not None and self.guard.problem(request.url):
-                self._later(self._leave(request.frame, request.url))
 
     def _on_request_end(self, request: Request) -> None:
         self._requests.pop(request, None)
+        if request.is_navigation_request() and (problem := self.guard.problem(request.url)):
+            self._warnings.append(f"not opened: {problem}")
         for tab in self._tabs.values():
             if tab.loading is request:
                 tab.loading = None
@@ -192,11 +199,7 @@ class TabbedWindow:
     async def _on_forbidden(self, route: Route) -> None:
         """The allow-list is one of pages and frames; what an allowed page loads for itself passes."""
         with suppress(Error):
-            if route.request.is_navigation_request():
-                self._warnings.append(f"not opened: {self.guard.problem(route.request.url)}")
-                await route.abort("blockedbyclient")
-            else:
-                await route.continue_()
+            await (route.abort("aborted") if route.request.is_navigation_request() else route.continue_())  # the old page stays
 
     async def _leave(self, frame: Frame, url: str) -> None:
         self._warnings.append(f"left again: {self.guard.problem(url)}")

@@ -1,0 +1,214 @@
+"""Further situations of documentation sites, dashboards, component libraries and old sites. Numbers as in docs/situations.md."""
+
+import pytest
+from browser_lab import Lab, find, index, lab, texts
+
+from rmsweb.records import ActionResult, Observation
+
+__all__ = ["lab"]
+pytestmark = pytest.mark.browser
+
+
+def click(lab: Lab, seen: Observation, text: str = "", **by: str) -> ActionResult:
+    """Clicks the element of that name."""
+    return lab.one(seen, "click_element_by_index", index=index(seen, text, **by))
+
+
+def names(seen: Observation) -> list[str]:
+    """Names of what has an index."""
+    return [node.text for node in seen.nodes if node.index is not None]
+
+
+def starred(seen: Observation) -> list[str]:
+    """Names of what has an index and is new."""
+    return [node.text for node in seen.nodes if node.index is not None and node.is_new]
+
+
+def test_a_link_to_a_heading_of_the_same_page(lab: Lab) -> None:
+    """Situation 36: the address changes, the heading is in view, and what stood below the fold is usable."""
+    seen = lab.open("docs_site.html")
+    assert click(lab, seen, "Setup").error is None
+    after = lab.see()
+    assert after.url.endswith("#setup")
+    assert [node.in_viewport for node in after.nodes if node.text == "Setup steps"] == [True]
+    assert click(lab, after, "Copy").error is None
+
+
+def test_a_drawer_beside_the_page(lab: Lab) -> None:
+    """Situation 37: what is moved out of the window has no index; while it slides in a click waits until its target stands still."""
+    seen = lab.open("docs_site.html")
+    assert not {"Guide", "Close"} & set(names(seen))
+    click(lab, seen, "Menu")
+    drawer = lab.see()
+    assert {"Guide", "Close"} <= set(names(drawer))
+    assert click(lab, drawer, "Guide").error is None
+    assert lab.see().url.endswith("?guide")
+
+
+def test_a_link_that_is_broken_over_lines(lab: Lab) -> None:
+    """Situation 38: the click hits a line of the link, not the gap in the middle of its rectangle."""
+    seen = lab.open("docs_site.html")
+    assert click(lab, seen, "the very long introduction to everything").error is None
+    assert lab.see().url.endswith("?wrapped")
+
+
+def test_folded_details(lab: Lab) -> None:
+    """Situation 39: what a fold hides is not there; a click on its summary shows it, starred."""
+    seen = lab.open("docs_site.html")
+    assert "Advanced options" not in texts(seen)
+    click(lab, seen, "Advanced")
+    assert starred(lab.see()) == ["Advanced options"]
+
+
+def test_a_note_that_goes_by_itself(lab: Lab) -> None:
+    """Situation 40: a note after a click stands in the next state and in no later one."""
+    seen = lab.open("docs_site.html")
+    click(lab, seen, "Copy")
+    assert "Copied!" in texts(lab.see())
+    lab.one(seen, "wait", seconds=1)
+    assert "Copied!" not in texts(lab.see())
+
+
+def test_panels_behind_tabs(lab: Lab) -> None:
+    """Situation 41: only the chosen tab's panel is there, and the state says which tab that is."""
+    seen = lab.open("dashboard.html")
+    assert "Invite" not in names(seen)
+    click(lab, seen, "People")
+    after = lab.see()
+    assert starred(after) == ["Invite"]
+    assert [find(after, text=name).attributes["aria-selected"] for name in ("Orders", "People")] == ["false", "true"]
+
+
+def test_a_data_grid(lab: Lab) -> None:
+    """Situation 42: cells under a sticky head are clicked where they are, a sorted row is told from the one before it, a cell is edited with keys."""
+    seen = lab.open("dashboard.html")
+    assert lab.one(seen, "scroll", down=True, num_pages=0.4, frame_element_index=index(seen, "Ada")).error is None
+    assert lab.js("grid.scrollTop") == 48
+    for name in ("Bob", "Ada"):  # half and wholly under the head
+        assert click(lab, seen, name).error is None
+        assert lab.js("out.textContent") == f"Cell {name}"
+    assert lab.one(seen, "send_keys", keys="Enter").error is None
+    editing = lab.see()
+    assert lab.one(editing, "input_text", index=index(editing, name="editor"), text="Alan\n").error is None
+    assert "Saved Alan" in texts(lab.see())
+    click(lab, lab.see(), "Name")
+    assert click(lab, editing, "Bob").error == f"element {index(editing, 'Bob')} is no longer on the page"
+
+
+def test_shapes_of_a_chart(lab: Lab) -> None:
+    """Situation 43: shapes that listen have an index and the name that they carry."""
+    seen = lab.open("dashboard.html")
+    assert {"Spring", "Autumn"} <= set(names(seen))
+    click(lab, seen, "Autumn")
+    assert "Bar Autumn" in texts(lab.see())
+
+
+def test_a_dropdown_component_with_slotted_options(lab: Lab) -> None:
+    """Situation 44: a list in a shadow root whose options stand outside of it is read and chosen from."""
+    seen = lab.open("components.html")
+    number = index(seen, "Language")
+    assert (lab.one(seen, "get_dropdown_options", index=number).content or "").endswith('"German" value "de"\n"French" value "fr"')
+    assert lab.one(seen, "select_dropdown_option", index=number, text="fr").error is None
+    assert (lab.js("window.__chosen"), "French" in names(lab.see())) == (["fr"], True)
+
+
+def test_a_button_component(lab: Lab) -> None:
+    """Situation 45: a host that listens and the button that fills it are one element, named by what is slotted; a field is named by its label in the root."""
+    seen = lab.open("components.html")
+    assert names(seen).count("Save") == 1
+    assert click(lab, seen, "Save").error is None
+    assert lab.see().title == "Saved"
+    assert find(seen, text="Your name").attributes["name"] == "shadowed"
+
+
+def test_a_popover(lab: Lab) -> None:
+    """Situation 46: a menu in the top layer is there only while it is open, and works."""
+    seen = lab.open("components.html")
+    assert "Archive" not in names(seen)
+    click(lab, seen, "More")
+    menu = lab.see()
+    assert starred(menu) == ["Archive"]
+    click(lab, menu, "Archive")
+    assert lab.see().title == "Archived"
+
+
+def test_what_lets_clicks_through_is_no_target(lab: Lab) -> None:
+    """Situation 47: an element without pointer events is text, not a target."""
+    seen = lab.open("components.html")
+    assert "Ghost" in texts(seen)
+    assert "Ghost" not in names(seen)
+
+
+def test_a_modal_dialog(lab: Lab) -> None:
+    """Situation 48: an open modal alone can be used; what lies below is an error that names what covers it."""
+    seen = lab.open("components.html")
+    click(lab, seen, "Ask")
+    modal = lab.see()
+    assert names(modal) == ["Confirm"]
+    assert "is covered by <dialog id=dialog>" in (click(lab, seen, "Save").error or "")
+    click(lab, modal, "Confirm")
+    assert lab.see().title == "Answer yes"
+
+
+def test_stars_to_rate_with(lab: Lab) -> None:
+    """Situation 49: of unseen radio buttons the labels are the targets, each with its title and state."""
+    seen = lab.open("components.html")
+    one, two = (node for node in seen.nodes if node.index and node.tag == "label")
+    assert (one.attributes["title"], two.attributes["title"], two.attributes["checked"]) == ("One star", "Two stars", "false")
+    assert two.index is not None
+    assert lab.one(seen, "click_element_by_index", index=two.index).error is None
+    assert lab.js("s2.checked")
+
+
+def test_a_feed_that_grows_on_a_page_that_is_never_quiet(lab: Lab) -> None:
+    """Situation 50: a ticking clock holds no state up for ever; each scroll to the end brings more posts into the next state."""
+    seen = lab.open("feed.html", quiet_limit_s=0.6)
+    assert lab.js("feed.children.length") == 10
+    lab.one(seen, "scroll", down=True, num_pages=5.0)
+    after = lab.see()
+    assert "Post 12" in starred(after)
+    assert lab.session.restarts == 0
+    assert click(lab, after, "Post 12").error is None
+    assert lab.see().url.endswith("?12")
+
+
+def test_a_library_that_rewrote_the_language(lab: Lab) -> None:
+    """Situation 51: a page that replaced what the layer could use (Array.from, toJSON, timers) and allows no other scripts is read and used like any other."""
+    seen = lab.open("old_library.html")
+    assert names(seen) == ["2", "", ""]
+    assert find(seen, name="year").options == ("2007", "2008")
+    assert lab.one(seen, "input_text", index=index(seen, name="q"), text="new").error is None
+    assert lab.one(seen, "select_dropdown_option", index=index(seen, name="year"), text="2008").error is None
+    assert click(lab, seen, "2").error is None
+    after = lab.see()
+    assert (after.title, find(after, name="q").value, find(after, name="year").value) == ("Second page", "new", "2008")
+
+
+def test_an_editor_that_is_a_frames_whole_body(lab: Lab) -> None:
+    """Situation 52: an editable body has an index and takes a text."""
+    seen = lab.open("rich.html")
+    assert lab.one(seen, "input_text", index=index(seen, "Body text"), text="new words").error is None
+    assert lab.js("mce.contentDocument.body.innerText.trim()") == "new words"
+
+
+def test_a_frame_that_runs_no_scripts(lab: Lab) -> None:
+    """Situation 53: a sandboxed frame is read, and its field takes a text."""
+    seen = lab.open("rich.html")
+    assert "Other origin" in texts(seen)
+    assert lab.one(seen, "input_text", index=index(seen, name="card"), text="4000").error is None
+    assert find(lab.see(), name="card").value == "4000"
+
+
+def test_a_field_that_only_opens_the_real_one(lab: Lab) -> None:
+    """Situation 54: a click that opens another field over the one that was named gives it the text, and the result says so."""
+    seen = lab.open("rich.html")
+    assert lab.one(seen, "input_text", index=index(seen, name="fake"), text="shoes").message == 'typed "shoes" into <input id=real>'
+    assert (lab.js("real.value"), lab.js("fake.value")) == ("shoes", "")
+
+
+def test_a_framework_that_renders_anew(lab: Lab) -> None:
+    """Situation 55: an element that was replaced by its like since the state is an error that says so; the next state has its successor, starred."""
+    seen = lab.open("rich.html")
+    lab.js("hydrated.replaceChildren(hydrated.firstChild.cloneNode(true))")
+    assert click(lab, seen, "Buy").error == f"element {index(seen, 'Buy')} is no longer on the page"
+    assert starred(lab.see()) == ["Buy"]
