@@ -4,12 +4,13 @@
 (() => {
   const dom = window.__rms;
   if (!dom || dom.act) return;
-  const { squeeze } = dom;
+  const { squeeze, list, now } = dom;
   const words = (text, limit = 60) => { const s = squeeze(text); return s.length > limit ? s.slice(0, limit) + "..." : s; };
   const describe = (el) => {
     if (!el) return "nothing";
     const name = words(dom.nameOf(el));
-    return `<${el.localName}${el.id ? ` id=${words(el.id)}` : ""}>` + (name ? ` "${name}"` : "");
+    const id = el.getAttribute("id");
+    return `<${el.localName}${id ? ` id=${words(id)}` : ""}>` + (name ? ` "${name}"` : "");
   };
   const find = (id) => {
     const node = dom.nodeOf(id);
@@ -29,6 +30,24 @@
       if (n.nodeType === 1 && n !== document.documentElement && getComputedStyle(n).overflowX !== "visible") clip = dom.meet(clip, dom.boxOf(n.getBoundingClientRect()));
     }
     return clip;
+  };
+  // The next press is meant for one node. Where it would reach another, because the page moved at the last moment, the page does not get it.
+  const AIM_MS = 5000;
+  let aim = null;
+  for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
+    window.addEventListener(type, (event) => {
+      if (!aim || !event.isTrusted || now() > aim.until) return;
+      if (type === "pointerdown") {
+        aim.hit = dom.hitAt(event.clientX, event.clientY) || document.documentElement;
+        aim.missed = !aim.el || !dom.leadsTo(aim.hit, aim.el);
+      }
+      if (aim.missed) { event.preventDefault(); event.stopImmediatePropagation(); }
+    }, true);
+  }
+  const pressed = () => { // what became of it
+    const { missed, hit } = aim || {};
+    aim = null;
+    return { missed: missed ? `moved at the last moment: ${describe(hit)} is in its place` : missed === undefined ? "was covered at the last moment" : "" };
   };
   // Scrolls the element into view where it is not, waits until it stands still, and gives the point to click: {x, y, what, tag, type, ...}.
   const prepare = async (id) => {
@@ -51,6 +70,7 @@
       point = dom.pointOf(el, visible(el));
     }
     point = dom.pointOf(el, visible(el));
+    aim = { el, until: now() + AIM_MS };
     if ("x" in point) return { ...fact, ...point };
     return { ...fact, error: point.blocker ? `is covered by ${describe(point.blocker)}` : "cannot be scrolled into view" };
   };
@@ -61,6 +81,7 @@
     const box = el.getBoundingClientRect(), style = getComputedStyle(el);
     const at = { x: x + box.left + el.clientLeft + parseFloat(style.paddingLeft), y: y + box.top + el.clientTop + parseFloat(style.paddingTop) };
     const hit = dom.hitAt(at.x, at.y);
+    aim = { el: null, until: now() + AIM_MS }; // a press on the frame's content is none in this document
     return hit === el ? at : { ...at, error: `is covered by ${describe(hit)}` };
   };
   const reveal = (id) => { find(id)?.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" }); };
@@ -127,18 +148,17 @@
   const listOf = (el) => { // where a custom dropdown keeps its options
     const linked = (el.getAttribute("aria-controls") || el.getAttribute("aria-owns") || "").split(/\s+/).map((id) => id && document.getElementById(id));
     const places = [...linked, el, el.closest("[role=listbox], [role=menu]"), ...document.querySelectorAll("[role=listbox], [role=menu]")];
-    return places.find((place) => place && place.querySelector(OPTION) && Array.from(place.querySelectorAll(OPTION)).some(seen)) || null;
+    return places.find((place) => place && place.querySelector(OPTION) && list(place.querySelectorAll(OPTION)).some(seen)) || null;
   };
   const options = (id) => {
     const el = find(id);
     if (!el) return GONE;
     if (el.localName === "select") {
       const off = (o) => o.disabled || !!o.closest("optgroup")?.disabled;
-      const list = Array.from(el.options, (o, i) => ({ id: i, text: squeeze(o.text), value: o.value, chosen: o.selected, off: off(o) }));
-      return { native: true, disabled: dom.disabled(el), options: list };
+      const all = list(el.options, (o, i) => ({ id: i, text: squeeze(o.text), value: o.value, chosen: o.selected, off: off(o) }));
+      return { native: true, disabled: dom.disabled(el), options: all };
     }
-    const list = listOf(el);
-    const found = list ? Array.from(list.querySelectorAll(OPTION)).filter(seen) : [];
+    const place = listOf(el), found = place ? list(place.querySelectorAll(OPTION)).filter(seen) : [];
     const on = (o, ...names) => names.some((name) => o.getAttribute(name) === "true");
     return { native: false, disabled: dom.disabled(el), options: found.map((o) => ({ id: dom.idOf(o), text: squeeze(o.textContent), off: on(o, "aria-disabled"),
       value: o.getAttribute("data-value") || "", chosen: on(o, "aria-selected", "aria-checked") })) };
@@ -152,7 +172,7 @@
     changed(el);
     await frames(2);
     if (!find(id)) return { chosen: null }; // the page put another element in its place
-    return { chosen: Array.from(el.selectedOptions, (o) => squeeze(o.text)), same: el.options[number] === option && option.selected };
+    return { chosen: list(el.selectedOptions, (o) => squeeze(o.text)), same: el.options[number] === option && option.selected };
   };
 
   // ---------------------------------------------------------------------------------------------- scrolling
@@ -160,7 +180,7 @@
     const page = document.scrollingElement || document.documentElement;
     const locked = [document.documentElement, document.body].some((el) => el && /hidden|clip/.test(overflow(el)));
     if (!locked && page.scrollHeight > window.innerHeight + 1) return page;
-    const panes = Array.from(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
+    const panes = list(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
     const area = (el) => { const r = dom.meet(dom.boxOf(el.getBoundingClientRect()), dom.view()); return dom.has(r) ? (r[2] - r[0]) * (r[3] - r[1]) : 0; };
     return panes.sort((a, b) => area(b) - area(a))[0] || page;
   };
@@ -222,7 +242,7 @@
       if (node.nodeType !== 1 || SKIP.has(node.localName) || getComputedStyle(node).display === "none") return;
       const tag = node.localName;
       if (tag === "iframe" || tag === "frame") { parts.push(`<rms-frame id="${dom.idOf(node)}"></rms-frame>`); return; }
-      if (tag === "select") { parts.push(escape(Array.from(node.selectedOptions, (o) => squeeze(o.text)).join(", ")) + " "); return; }
+      if (tag === "select") { parts.push(escape(list(node.selectedOptions, (o) => squeeze(o.text)).join(", ")) + " "); return; }
       if (tag === "input" || tag === "textarea") {
         if (!["password", "hidden", "file"].includes(node.type)) parts.push(escape(dom.toggles(node) ? (node.checked ? "[x] " : "[ ] ") : node.value + " "));
         return;
@@ -231,13 +251,12 @@
       const span = kept.map((a) => ` ${a}="${escape(node.getAttribute(a))}"`).join("");
       parts.push(`<${name}${span}${tag === "a" && node.href ? ` href="${escape(String(node.href))}"` : ""}${tag === "img" ? ` alt="${escape(node.alt)}"` : ""}>`);
       if (VOID.has(tag)) return;
-      const list = dom.shadow(node)?.childNodes ?? (tag === "slot" && node.assignedNodes().length ? node.assignedNodes() : node.childNodes);
-      for (const child of list) walk(child);
+      for (const child of dom.shadow(node)?.childNodes ?? (tag === "slot" && node.assignedNodes().length ? node.assignedNodes() : node.childNodes)) walk(child);
       parts.push(`</${name}>`);
     };
     if (document.body) walk(document.body);
     return parts.join("");
   };
 
-  dom.act = { check, prepare, frameAt, reveal, read, focus, set, fileField, options, choose, scroll, scrollToText, html, find };
+  dom.act = { check, prepare, pressed, frameAt, reveal, read, focus, set, fileField, options, choose, scroll, scrollToText, html, find };
 })();

@@ -6,8 +6,10 @@ ours: an input is read back from the page, and a click that another element woul
 what it should never looks like one that did.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +20,7 @@ from rmsweb.browser.guard import Guard, Secrets
 from rmsweb.records import ActionResult
 
 POPUP_LIMIT_S = 3.0
+PRESSED_LIMIT_S = 0.5
 MAX_TYPED_CHARS = 200  # a longer text is inserted at once
 
 _CALL = """async ([token, name, args]) => {
@@ -101,6 +104,7 @@ async def _point(window: Window, target: Target, fact: Mapping[str, Any]) -> tup
 
 
 async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> None:
+    """Clicks at a node's point. ActionProblem where the page put another node there meanwhile: then the page has not got the press."""
     x, y = await _point(window, target, fact)
     if ctrl:
         await window.page.keyboard.down("Control")
@@ -109,6 +113,10 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
     finally:
         if ctrl:
             await window.page.keyboard.up("Control")
+    with suppress(Error, TimeoutError):  # a document that is being replaced has got it
+        found = await asyncio.wait_for(call(target.frame, "pressed", token=target.token), PRESSED_LIMIT_S)
+        if found.get("missed"):
+            raise ActionProblem(f"{target.label} {found['missed']}")
 
 
 async def click(window: Window, p: dict[str, Any]) -> ActionResult:

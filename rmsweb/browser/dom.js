@@ -6,7 +6,11 @@
 (() => {
   if (window.__rms) return;
   const MARGIN = 1000; // CSS px around the viewport in which elements still get an index
+  // Names as they are before the page's scripts, some of which give them other meanings.
+  const { Map, Set, WeakMap, WeakRef, Promise, getComputedStyle } = window, list = Array.from.bind(Array), { stringify } = JSON;
   const now = performance.now.bind(performance), later = window.setTimeout.bind(window);
+  const getter = (owner, name) => { const { get } = Object.getOwnPropertyDescriptor(owner.prototype, name); return (node) => get.call(node); };
+  const parentNode = getter(Node, "parentNode"), childNodes = getter(Node, "childNodes"), fields = getter(HTMLFormElement, "elements");
 
   // ------------------------------------------------------------------------------------------------ hooks
   const CLICK_EVENTS = new Set(["click", "mousedown", "mouseup", "pointerdown", "pointerup", "touchstart", "touchend", "dblclick"]);
@@ -46,7 +50,7 @@
   const listens = (el) => { for (const set of listeners.get(el)?.values() ?? []) if (set.size) return true; return false; };
 
   // ------------------------------------------------------------------------------------------ node identity
-  const token = Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
+  const token = list(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
   const ids = new WeakMap(), nodes = new Map();
   let count = 0, previous = null;
   const idOf = (node) => {
@@ -60,7 +64,7 @@
   const meet = (a, b) => [Math.max(a[0], b[0]), Math.max(a[1], b[1]), Math.min(a[2], b[2]), Math.min(a[3], b[3])];
   const has = (r) => r[2] - r[0] > 1 && r[3] - r[1] > 1;
   const view = () => [0, 0, window.innerWidth, window.innerHeight];
-  const parentOf = (node) => node.assignedSlot || node.parentNode || node.host || null; // in the flat tree
+  const parentOf = (node) => (node instanceof HTMLFormElement ? parentNode(node) : node.assignedSlot || node.parentNode || node.host || null); // flat tree
   const within = (outer, node) => { for (let n = node; n; n = parentOf(n)) if (n === outer) return true; return false; };
   const hitAt = (x, y) => {
     let hit = document.elementFromPoint(x, y);
@@ -76,8 +80,8 @@
   const POINTS = [[0.5, 0.5], [0.25, 0.25], [0.75, 0.75], [0.25, 0.75], [0.75, 0.25], [0.5, 0.1], [0.1, 0.5], [0.9, 0.5], [0.5, 0.9]];
   // The first of some points of the element where a click would reach it: {x, y}, or {blocker}, or {} where nothing of it is in `clip`.
   const pointOf = (el, clip, points = POINTS) => {
-    let rects = Array.from(el.getClientRects(), boxOf);
-    if (!rects.some(has)) rects = Array.from(el.children, (child) => boxOf(child.getBoundingClientRect()));
+    let rects = list(el.getClientRects(), boxOf);
+    if (!rects.some(has)) rects = list(el.children, (child) => boxOf(child.getBoundingClientRect()));
     rects = rects.map((r) => meet(r, clip)).filter(has).sort((a, b) => (b[2] - b[0]) * (b[3] - b[1]) - (a[2] - a[0]) * (a[3] - a[1])).slice(0, 3);
     let blocker = null;
     for (const r of rects) for (const [fx, fy] of points) {
@@ -102,6 +106,10 @@
     "aria-autocomplete", "aria-disabled", "pattern", "min", "max", "minlength", "maxlength", "step", "accept", "autocomplete", "inputmode", "contenteditable"];
   const squeeze = (text) => (text || "").replace(/\s+/g, " ").trim();
   const editable = (el) => el.isContentEditable && !(el.parentElement && el.parentElement.isContentEditable);
+  // Whether a form's fields have names that hide properties of its own which are used here: form.parentNode is then a field.
+  const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects", "checkVisibility", "matches", "closest", "inert",
+    "childNodes", "firstElementChild", "parentElement", "parentNode", "nodeType", "tabIndex", "textContent", "onclick", "isContentEditable", "scrollTop"]);
+  const hides = (el) => el instanceof HTMLFormElement && list(fields(el)).some((field) => USED.has(field.name) || USED.has(field.getAttribute("id")));
   const disabled = (el) => el.matches(":disabled");
   const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
   const unseen = (el) => {
@@ -126,7 +134,7 @@
   const nameOf = (el) => {
     const by = (el.getAttribute("aria-labelledby") || "").split(/\s+/).map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean);
     const own = CONTROLS.has(el.localName) && el.localName !== "button";
-    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? Array.from(el.labels || [], (l) => l.textContent).join(" ") : el.textContent)
+    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? list(el.labels || [], (l) => l.textContent).join(" ") : el.textContent)
       || el.getAttribute("alt") || el.getAttribute("title") || el.getAttribute("placeholder") || "";
     return squeeze(text.slice(0, 1000)).slice(0, 200);
   };
@@ -143,9 +151,9 @@
   };
   const valueOf = (el) => {
     if (el.localName === "textarea") return el.value;
-    if (el.localName === "select") return Array.from(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
+    if (el.localName === "select") return list(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
     if (el.localName !== "input" || el.type === "password" || el.type === "image") return null;
-    if (el.type === "file") return Array.from(el.files, (file) => file.name).join(", ");
+    if (el.type === "file") return list(el.files, (file) => file.name).join(", ");
     return toggles(el) ? (el.getAttribute("value") || null) : el.value;
   };
   const clear = (color) => { const m = /rgba\(.*?([\d.]+)\)$/.exec(color); return color === "transparent" || (m !== null && parseFloat(m[1]) < 0.8); };
@@ -166,7 +174,7 @@
     const [dx, dy] = [options.x || 0, options.y || 0], clip = options.clip ? meet(options.clip, frame) : frame;
     const reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
     const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
-    const modal = Array.from(document.querySelectorAll("dialog:modal")).pop() || null;
+    const modal = list(document.querySelectorAll("dialog:modal")).pop() || null;
     const round = (r) => [r[0] + dx, r[1] + dy, r[2] - r[0], r[3] - r[1]].map((n) => Math.round(n * 10) / 10);
     const put = (node, line) => {
       const id = idOf(node);
@@ -192,8 +200,8 @@
 
     const children = (el, ctx) => {
       const root = shadow(el);
-      const list = root ? root.childNodes : el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : el.childNodes;
-      for (const child of list) {
+      const inside = root ? root.childNodes : el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : el.childNodes;
+      for (const child of inside) {
         if (child.nodeType === 1) element(child, ctx);
         else if (child.nodeType === 3) text(child, ctx);
       }
@@ -220,6 +228,10 @@
     };
 
     const element = (el, outer) => {
+      if (hides(el)) { // what it holds stands for it
+        for (const child of childNodes(el)) if (child.nodeType === 1) element(child, outer);
+        return;
+      }
       const tag = el.localName;
       if (SKIP.has(tag)) return;
       const style = getComputedStyle(el);
@@ -247,7 +259,7 @@
         const marker = isFrame ? "iframe" : root ? (el.shadowRoot ? "shadow-open" : "shadow-closed") : pages ? "scroll" : null;
         line = put(el, { t: tag, i: can, r: el.getAttribute("role"), a: attributesOf(el), x: why !== "" ? nameOf(el) : "", v: valueOf(el), m: marker, s: pages,
           b: round(box), p: inside, d: outer.depth });
-        if (tag === "select") line.o = Array.from(el.options, (option) => squeeze(option.text));
+        if (tag === "select") line.o = list(el.options, (option) => squeeze(option.text));
         if (isFrame) { // `f`: what the frame's own pass needs to know
           const [x, y] = [box[0] + el.clientLeft + parseFloat(style.paddingLeft), box[1] + el.clientTop + parseFloat(style.paddingTop)];
           const part = meet(box, ctx.clip);
@@ -291,6 +303,13 @@
       full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
   };
 
+  // The report as JSON text; what a page has taught arrays and objects about JSON does not count.
+  const report = (options) => {
+    const taught = [Array, Object].map((owner) => owner.prototype).filter((proto) => Object.hasOwn(proto, "toJSON")).map((proto) => [proto, proto.toJSON]);
+    for (const [proto] of taught) delete proto.toJSON;
+    try { return stringify(observe(options)); } finally { for (const [proto, own] of taught) proto.toJSON = own; }
+  };
+
   // Resolves when the document is parsed and nothing has been added, removed or reworded for `ms` since `ago` ms before the call, or after `max`.
   const quiet = (ms, max, ago) => new Promise((resolve) => {
     const start = now();
@@ -303,6 +322,6 @@
   });
 
   const nodeOf = (id) => nodes.get(id)?.deref() || null;
-  const api = { observe, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, squeeze, nameOf, disabled, toggles, parentOf };
+  const api = { report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, squeeze, nameOf, disabled, toggles, parentOf, leadsTo, list, now };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();

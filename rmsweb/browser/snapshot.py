@@ -21,7 +21,7 @@ MAX_FRAMES = 100
 MAX_FRAME_DEPTH = 5
 MIN_FRAME_PX = 10
 SCRIPT = "".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("dom.js", "act.js"))
-_OBSERVE = "(options) => (window.__rms?.act ? JSON.stringify(window.__rms.observe(options)) : null)"
+_OBSERVE = "(options) => (window.__rms?.act ? window.__rms.report(options) : null)"
 
 
 @dataclass(slots=True)
