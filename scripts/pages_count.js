@@ -34,6 +34,7 @@
     || (!controls.includes(el) && Array.from(marked).some((n) => el.contains(n)));
   const meant = (el) => el.matches(`${CONTROL}, ${WIDGET}, ${ACTIVE}, audio, video`) || (el.localName === "label" && el.control) || heard.has(el) || cursor(el);
   const tell = (el) => `<${el.localName} class="${String(el.getAttribute("class")).slice(0, 40)}"> ${(el.textContent || "").trim().slice(0, 30)}`;
-  return { expected: expected.length, missing: expected.filter((el) => !known(el)).map(tell), noise: Array.from(marked).filter((el) => !meant(el)).map(tell),
-    indexed: marked.size };
+  const found = Array.from(marked);
+  return { expected: expected.length, indexed: found.length, missing: expected.filter((el) => !known(el)).map(tell),
+    noise: found.filter((el) => !meant(el)).map(tell), besides: found.filter((el) => meant(el) && !expected.includes(el)).map(tell) };
 }

@@ -3,7 +3,8 @@
 `python scripts/pages_sample.py --cache DIR` fetches the packages with npm and pip into DIR where they are not there yet, serves them on loopback and
 prints a JSON line a page: `expected` is a count of its own, made with other means than dom.js (the DOM's own selectors, Chromium's list of event
 listeners, hit tests); `recall` the share of it that has an index, itself or by the link, button or label it belongs to; `noise` the share of indexed
-elements that are no control, link or ARIA widget and that nothing says a click is for. `--verbose` names what is missing and what is noise.
+elements that are no control, link or ARIA widget and that nothing says a click is for. `--verbose` names what is missing, what is noise, and what
+has an index besides what was expected: a clickable box around another control, say.
 """
 
 import argparse
@@ -106,10 +107,10 @@ async def sample(cache: Path, verbose: bool) -> None:
                 own = [int(node.node_key.split(":")[1]) for node in seen.nodes if node.index is not None and node.node_key.startswith("0:")]
                 await hear(session)
                 found = await session.page.evaluate(COUNT, own)
-                missing, noise = found["missing"], found["noise"]
+                missing, noise, besides = found["missing"], found["noise"], found["besides"]
                 line |= {"benchmark": "pages", "expected": found["expected"], "recall": round(1 - len(missing) / max(1, found["expected"]), 3)}
                 print(json.dumps(line | {"noise": round(len(noise) / max(1, found["indexed"]), 3)}), flush=True)
-                for kind, elements in (("missing", missing), ("noise", noise)):
+                for kind, elements in (("missing", missing), ("noise", noise), ("besides", besides)):
                     for element in elements if verbose else ():
                         print(f"  {kind}: {element}")
                 await session.close()

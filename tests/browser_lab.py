@@ -22,6 +22,7 @@ T = TypeVar("T")
 PAGES = Path(__file__).parent / "pages"
 VIEWPORT = (640, 480)
 _SILENCE = threading.Event()  # set when the tests are over
+MADE: dict[str, str] = {}  # path -> HTML of pages that a test makes itself
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -42,6 +43,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Location", "http://c.localhost/next.html")
             self.send_header("Content-Length", "0")
             self.end_headers()
+        elif path in MADE:
+            self._answer(MADE[path].encode(), "text/html; charset=utf-8")
         elif (PAGES / path).is_file():
             self._answer((PAGES / path).read_bytes(), "text/javascript" if path.endswith(".js") else "text/html; charset=utf-8")
         else:
