@@ -1,7 +1,7 @@
-"""Measurements of the rooms that must be fast; every one prints one JSON line.
+"""Measurements of the rooms that must be fast; every one prints JSON lines.
 
 `python scripts/benchmark.py reward` times the reward on one core: single-action scores of parsed answers, the same with parsing, and the soft-F1 of
-four actions against four.
+four actions against four. `observe` times a browser state, a line for each page.
 """
 
 import argparse
@@ -11,9 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+import benchmark_observe  # noqa: E402 (a file beside this one)
 
 from rmsweb.browser.actions import canonical_text, parse_action  # noqa: E402 (the checkout need not be installed)
 from rmsweb.records import AgentOutput  # noqa: E402
@@ -72,14 +75,15 @@ def reward() -> dict[str, float | str]:
     }
 
 
-BENCHMARKS = {"reward": reward}
+BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {"reward": lambda: [reward()], "observe": benchmark_observe.observe}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the named benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(BENCHMARKS))
-    print(json.dumps(BENCHMARKS[parser.parse_args(argv).name]()))
+    for line in BENCHMARKS[parser.parse_args(argv).name]():
+        print(json.dumps(line))
     return 0
 
 

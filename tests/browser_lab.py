@@ -23,6 +23,7 @@ T = TypeVar("T")
 PAGES = Path(__file__).parent / "pages"
 VIEWPORT = (640, 480)
 _SILENCE = threading.Event()  # set when the tests are over
+MADE: dict[str, str] = {}  # path -> HTML of pages that a test makes itself
 
 
 REQUESTS: list[tuple[str, str]] = []  # host and path of every request
@@ -62,6 +63,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(b"", "text/plain", 204)
         elif path in REDIRECTS:
             self._answer(b"", "text/plain", 302, Location=REDIRECTS[path])
+        elif path in MADE:
+            self._answer(MADE[path].encode(), "text/html; charset=utf-8")
         elif (PAGES / path).is_file():
             self._answer((PAGES / path).read_bytes(), "text/javascript" if path.endswith(".js") else "text/html; charset=utf-8")
         else:

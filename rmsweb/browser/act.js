@@ -4,12 +4,13 @@
 (() => {
   const dom = window.__rms;
   if (!dom || dom.act) return;
-  const { squeeze, arrayFrom } = dom;
+  const { squeeze, list, now } = dom;
   const words = (text, limit = 60) => { const s = squeeze(text); return s.length > limit ? s.slice(0, limit) + "..." : s; };
   const describe = (el) => {
     if (!el) return "nothing";
     const name = words(dom.nameOf(el));
-    return `<${el.localName}${el.id ? ` id=${words(el.id)}` : ""}>` + (name ? ` "${name}"` : "");
+    const id = el.getAttribute("id");
+    return `<${el.localName}${id ? ` id=${words(id)}` : ""}>` + (name ? ` "${name}"` : "");
   };
   const find = (id) => {
     const node = dom.nodeOf(id);
@@ -36,6 +37,24 @@
     return clip;
   };
   const suggests = (el) => el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete");
+  // The next press is meant for one node. Where it would reach another, because the page moved at the last moment, the page does not get it.
+  const AIM_MS = 5000;
+  let aim = null;
+  for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
+    window.addEventListener(type, (event) => {
+      if (!aim || !event.isTrusted || now() > aim.until) return;
+      if (type === "pointerdown") {
+        aim.hit = dom.hitAt(event.clientX, event.clientY) || document.documentElement;
+        aim.missed = !aim.el || !dom.leadsTo(aim.hit, aim.el);
+      }
+      if (aim.missed) { event.preventDefault(); event.stopImmediatePropagation(); }
+    }, true);
+  }
+  const pressed = () => { // what became of it
+    const { missed, hit } = aim || {};
+    aim = null;
+    return { missed: missed ? `moved at the last moment: ${describe(hit)} is in its place` : missed === undefined ? "was covered at the last moment" : "" };
+  };
   // Scrolls the element into view where it is not, waits until it stands still, and gives the point to click: {x, y, what, tag, type, ...}.
   const prepare = async (id) => {
     const el = find(id);
@@ -57,6 +76,7 @@
       point = dom.pointOf(el, visible(el));
     }
     point = dom.pointOf(el, visible(el));
+    aim = { el, until: now() + AIM_MS };
     if ("x" in point) return { ...fact, ...point };
     return { ...fact, error: point.blocker ? `is covered by ${describe(point.blocker)}` : "cannot be scrolled into view" };
   };
@@ -67,6 +87,7 @@
     const box = el.getBoundingClientRect(), style = getComputedStyle(el);
     const at = { x: x + box.left + el.clientLeft + parseFloat(style.paddingLeft), y: y + box.top + el.clientTop + parseFloat(style.paddingTop) };
     const hit = dom.hitAt(at.x, at.y);
+    aim = { el: null, until: now() + AIM_MS }; // a press on the frame's content is none in this document
     return hit === el ? at : { ...at, error: `is covered by ${describe(hit)}` };
   };
   const reveal = (id) => {
@@ -169,8 +190,8 @@
     if (!el) return GONE;
     if (el.localName === "select") {
       const off = (o) => o.disabled || !!o.closest("optgroup")?.disabled;
-      const list = arrayFrom(el.options, (o, i) => ({ id: i, text: squeeze(o.text), value: o.value, chosen: o.selected, off: off(o) }));
-      return { native: true, disabled: dom.disabled(el), options: list };
+      const all = list(el.options, (o, i) => ({ id: i, text: squeeze(o.text), value: o.value, chosen: o.selected, off: off(o) }));
+      return { native: true, disabled: dom.disabled(el), options: all };
     }
     const found = optionsOf(el);
     const on = (o, ...names) => names.some((name) => o.getAttribute(name) === "true");
@@ -192,12 +213,12 @@
   const area = (el) => { const r = dom.meet(dom.boxOf(el.getBoundingClientRect()), dom.view()); return dom.has(r) ? (r[2] - r[0]) * (r[3] - r[1]) : 0; };
   const main = () => { // what scrolls when no element is named: an open dialog, the page, or the largest pane of a page that does not scroll itself
     const page = document.scrollingElement || document.documentElement;
-    const modal = arrayFrom(document.querySelectorAll("dialog:modal, [aria-modal=true], [role=dialog], [role=alertdialog]")).filter(seen).pop();
+    const modal = list(document.querySelectorAll("dialog:modal, [aria-modal=true], [role=dialog], [role=alertdialog]")).filter(seen).pop();
     const inner = modal && [modal, ...modal.querySelectorAll("*")].filter((el) => rolls(el) && seen(el)).sort((a, b) => area(b) - area(a))[0];
     if (inner) return inner;
     const locked = [document.documentElement, document.body].some((el) => el && /hidden|clip/.test(overflow(el)));
     if (!locked && page.scrollHeight > window.innerHeight + 1) return page;
-    const panes = arrayFrom(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
+    const panes = list(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
     return panes.sort((a, b) => area(b) - area(a))[0] || page;
   };
   // Scrolls the page (id null) or the nearest scroll container of a node by a share of its height; `moved` in px.
@@ -257,7 +278,7 @@
       if (node.nodeType !== 1 || SKIP.has(node.localName) || getComputedStyle(node).display === "none") return;
       const tag = node.localName;
       if (tag === "iframe" || tag === "frame") { parts.push(`<rms-frame id="${dom.idOf(node)}"></rms-frame>`); return; }
-      if (tag === "select") { parts.push(escape(arrayFrom(node.selectedOptions, (o) => squeeze(o.text)).join(", ")) + " "); return; }
+      if (tag === "select") { parts.push(escape(list(node.selectedOptions, (o) => squeeze(o.text)).join(", ")) + " "); return; }
       if (tag === "input" || tag === "textarea") {
         if (!["password", "hidden", "file"].includes(node.type)) parts.push(escape(dom.toggles(node) ? (node.checked ? "[x] " : "[ ] ") : node.value + " "));
         return;
@@ -273,5 +294,5 @@
     return parts.join("");
   };
 
-  dom.act = { check, reaches, prepare, frameAt, reveal, read, focus, set, fileField, options, suggestions, choose, scroll, scrollToText, html, find };
+  dom.act = { check, reaches, prepare, pressed, frameAt, reveal, read, focus, set, fileField, options, suggestions, choose, scroll, scrollToText, html, find };
 })();

@@ -6,6 +6,7 @@ ours: an input is read back from the page, and a click that another element woul
 what it should never looks like one that did.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ from rmsweb.records import ActionResult
 POPUP_LIMIT_S = 3.0
 CHOOSER_LIMIT_S = 1.0
 SUGGESTIONS_LIMIT_MS = 1000  # a search field's suggestions are waited for so long
+PRESSED_LIMIT_S = 0.5
 MAX_TYPED_CHARS = 200  # a longer text is inserted at once
 
 _CALL = """async ([token, name, args]) => {
@@ -105,6 +107,7 @@ async def _point(window: Window, target: Target, fact: Mapping[str, Any]) -> tup
 
 
 async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> tuple[float, float]:
+    """Clicks at a node's point and says where. ActionProblem where the page put another node there meanwhile: then the page has not got the press."""
     x, y = await _point(window, target, fact)
     await window.page.mouse.move(x, y)
     if not (await target.call("reaches", fact["x"], fact["y"]))["yes"]:  # what the pointer left or came upon has moved things
@@ -116,6 +119,10 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
     finally:
         if ctrl:
             await window.page.keyboard.up("Control")
+    with suppress(Error, TimeoutError):  # a document that is being replaced has got it
+        found = await asyncio.wait_for(call(target.frame, "pressed", token=target.token), PRESSED_LIMIT_S)
+        if found.get("missed"):
+            raise ActionProblem(f"{target.label} {found['missed']}")
     return x, y
 
 

@@ -6,8 +6,11 @@
 (() => {
   if (window.__rms) return;
   const MARGIN = 1000; // CSS px around the viewport in which elements still get an index
-  const arrayFrom = Array.from.bind(Array); // old libraries put their own in its place
-  const now = performance.now.bind(performance), later = window.setTimeout.bind(window), { stringify } = JSON;
+  // Names as they are before the page's scripts, some of which give them other meanings.
+  const { Map, Set, WeakMap, WeakRef, Promise, getComputedStyle } = window, list = Array.from.bind(Array), { stringify } = JSON;
+  const now = performance.now.bind(performance), later = window.setTimeout.bind(window);
+  const getter = (owner, name) => { const { get } = Object.getOwnPropertyDescriptor(owner.prototype, name); return (node) => get.call(node); };
+  const parentNode = getter(Node, "parentNode"), childNodes = getter(Node, "childNodes"), fields = getter(HTMLFormElement, "elements");
 
   // ------------------------------------------------------------------------------------------------ hooks
   const CLICK_EVENTS = new Set(["click", "mousedown", "mouseup", "pointerdown", "pointerup", "touchstart", "touchend", "dblclick"]);
@@ -48,7 +51,7 @@
   const listens = (el) => { for (const set of listeners.get(el)?.values() ?? []) if (set.size) return true; return false; };
 
   // ------------------------------------------------------------------------------------------ node identity
-  const token = arrayFrom(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
+  const token = list(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
   const ids = new WeakMap(), nodes = new Map();
   let count = 0, previous = null;
   const idOf = (node) => {
@@ -71,8 +74,9 @@
   const meet = (a, b) => [Math.max(a[0], b[0]), Math.max(a[1], b[1]), Math.min(a[2], b[2]), Math.min(a[3], b[3])];
   const has = (r) => r[2] - r[0] > 1 && r[3] - r[1] > 1;
   const view = () => [0, 0, window.innerWidth, window.innerHeight];
-  const parentOf = (node) => node.assignedSlot || node.parentNode || node.host || null; // in the flat tree
-  const childrenOf = (el) => shadow(el)?.childNodes ?? (el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : el.childNodes);
+  // Where a node stands in the flat tree. A form's own fields do not hide its parent and children.
+  const parentOf = (node) => (node instanceof HTMLFormElement ? parentNode(node) : node.assignedSlot || node.parentNode || node.host || null);
+  const childrenOf = (el) => shadow(el)?.childNodes ?? (el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : childNodes(el));
   const within = (outer, node) => { for (let n = node; n; n = parentOf(n)) if (n === outer) return true; return false; };
   const hitAt = (x, y) => {
     let hit = document.elementFromPoint(x, y);
@@ -88,8 +92,8 @@
   const POINTS = [[0.5, 0.5], [0.25, 0.25], [0.75, 0.75], [0.25, 0.75], [0.75, 0.25], [0.5, 0.1], [0.1, 0.5], [0.9, 0.5], [0.5, 0.9]];
   // The first of some points of the element where a click would reach it: {x, y}, or {blocker}, or {} where nothing of it is in `clip`.
   const pointOf = (el, clip, points = POINTS) => {
-    let rects = arrayFrom(el.getClientRects(), boxOf);
-    if (!rects.some(has)) rects = arrayFrom(el.children, (child) => boxOf(child.getBoundingClientRect()));
+    let rects = list(el.getClientRects(), boxOf);
+    if (!rects.some(has)) rects = list(el.children, (child) => boxOf(child.getBoundingClientRect()));
     rects = rects.map((r) => meet(r, clip)).filter(has).sort((a, b) => (b[2] - b[0]) * (b[3] - b[1]) - (a[2] - a[0]) * (a[3] - a[1])).slice(0, 3);
     let blocker = null;
     for (const r of rects) for (const [fx, fy] of points) {
@@ -114,12 +118,25 @@
     "aria-autocomplete", "aria-disabled", "pattern", "min", "max", "minlength", "maxlength", "step", "accept", "autocomplete", "inputmode", "contenteditable"];
   const squeeze = (text) => (text || "").replace(/\s+/g, " ").trim();
   const editable = (el) => el.isContentEditable && !(el.parentElement && el.parentElement.isContentEditable);
+  // Whether a form's fields have names that hide properties of its own which are used here: form.parentNode is then a field.
+  const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects", "checkVisibility", "matches", "closest", "inert",
+    "childNodes", "firstElementChild", "parentElement", "parentNode", "nodeType", "tabIndex", "textContent", "onclick", "isContentEditable", "scrollTop"]);
+  const hides = (el) => el instanceof HTMLFormElement && list(fields(el)).some((field) => USED.has(field.name) || USED.has(field.getAttribute("id")));
   const disabled = (el) => el.matches(":disabled");
   const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
   const unseen = (el) => {
     const r = el.getBoundingClientRect();
     return r.width <= 1 || r.height <= 1 || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
   };
+  // The index rule. An element gets an index when all of this holds (where: `element` below):
+  //  1. It is displayed and visible, not all but transparent, larger than 1 px, and its box meets the viewport or the 1,000 px above and below
+  //     it, in every box around it that clips (`shown`).
+  //  2. A click on it means something (`nature`), or it is a frame of at least 100 x 100 px.
+  //  3. It is usable: not a disabled control, not inert or aria-hidden, not outside an open modal dialog (`idle`).
+  //  4. Inside the viewport a click at one of nine points reaches it, something in it, or its label (`pointOf`). Outside that is tested when it is used.
+  // Then, once what it holds is known (`settle`): a mere handler around two or more indexed elements loses its index, and a scroll container
+  // without an indexed element gets one, so that it can be scrolled.
+  //
   // Why a click on the element means something: "own" (by its nature), "listener" (only a handler, or only focusable), or "".
   const nature = (el, style, ctx) => {
     const tag = el.localName, role = el.getAttribute("role");
@@ -146,7 +163,7 @@
   const nameOf = (el) => {
     const by = (el.getAttribute("aria-labelledby") || "").split(/\s+/).map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean);
     const own = CONTROLS.has(el.localName) && el.localName !== "button";
-    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? arrayFrom(el.labels || [], (l) => l.textContent).join(" ") : wordsOf(el))
+    const text = el.getAttribute("aria-label") || by.join(" ") || (own ? list(el.labels || [], (l) => l.textContent).join(" ") : wordsOf(el))
       || el.getAttribute("alt") || pictured(el) || el.getAttribute("title") || el.getAttribute("placeholder") || "";
     return squeeze(text.slice(0, 1000)).slice(0, 200);
   };
@@ -164,9 +181,9 @@
   };
   const valueOf = (el) => {
     if (el.localName === "textarea") return el.value;
-    if (el.localName === "select") return arrayFrom(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
+    if (el.localName === "select") return list(el.selectedOptions).filter((o) => o.value !== "").map((o) => squeeze(o.text)).join(", ");
     if (el.localName !== "input" || el.type === "password" || el.type === "image") return null;
-    if (el.type === "file") return arrayFrom(el.files, (file) => file.name).join(", ");
+    if (el.type === "file") return list(el.files, (file) => file.name).join(", ");
     return toggles(el) ? (el.getAttribute("value") || null) : el.value;
   };
   const clear = (color) => { const m = /rgba\(.*?([\d.]+)\)$/.exec(color); return color === "transparent" || (m !== null && parseFloat(m[1]) < 0.8); };
@@ -188,7 +205,7 @@
     const reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
     let sealed = false; // whether an element shows something that is not in the tree: a closed root that came with the HTML
     const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
-    const modal = arrayFrom(document.querySelectorAll("dialog:modal")).pop() || null;
+    const modal = list(document.querySelectorAll("dialog:modal")).pop() || null;
     const round = (r) => [r[0] + dx, r[1] + dy, r[2] - r[0], r[3] - r[1]].map((n) => Math.round(n * 10) / 10);
     const showsIn = (node) => (node.nodeType === 1 ? node.checkVisibility() : node.nodeType === 3 && squeeze(node.data) !== "");
     const put = (node, line) => {
@@ -243,6 +260,10 @@
     };
 
     const element = (el, outer) => {
+      if (hides(el)) { // what it holds stands for it
+        for (const child of childNodes(el)) if (child.nodeType === 1) element(child, outer);
+        return;
+      }
       const tag = el.localName;
       if (SKIP.has(tag)) return;
       const style = getComputedStyle(el);
@@ -258,7 +279,7 @@
       const shown = style.visibility === "visible" && has(meet(box, ctx.reach)), inside = shown && has(meet(box, ctx.clip));
       const next = inherit(el, style, ctx, box, opacity);
       if (tag === "img" && shown) stats.images += 1;
-      if (tag.includes("-") && shown && !shadow(el) && !arrayFrom(el.childNodes).some(showsIn)) sealed = true;
+      if (tag.includes("-") && shown && !shadow(el) && !list(el.childNodes).some(showsIn)) sealed = true;
 
       const why = nature(el, style, ctx), root = shadow(el), pages = shown ? scroller(el, style) : null, isFrame = tag === "iframe" || tag === "frame";
       const idle = next.inert || options.covered || (CONTROLS.has(tag) && disabled(el));
@@ -271,7 +292,7 @@
         const marker = isFrame ? "iframe" : root ? (el.shadowRoot ? "shadow-open" : "shadow-closed") : pages ? "scroll" : null;
         line = put(el, { t: tag, i: can, r: el.getAttribute("role"), a: attributesOf(el), x: why !== "" ? nameOf(el) : "", v: valueOf(el), m: marker, s: pages,
           b: round(box), p: inside, d: outer.depth });
-        if (tag === "select") line.o = arrayFrom(el.options, (option) => squeeze(option.text));
+        if (tag === "select") line.o = list(el.options, (option) => squeeze(option.text));
         if (isFrame) { // `f`: what the frame's own pass needs to know
           const [x, y] = [box[0] + el.clientLeft + parseFloat(style.paddingLeft), box[1] + el.clientTop + parseFloat(style.paddingTop)];
           const part = meet(box, ctx.clip);
@@ -335,19 +356,16 @@
     look();
   });
 
+  // The report as JSON text; what a page has taught arrays, objects and plain values about JSON does not count.
+  const report = (options) => {
+    const own = [Object, Array, String, Number, Boolean].map(({ prototype }) => [prototype, Object.getOwnPropertyDescriptor(prototype, "toJSON")]);
+    for (const [prototype, found] of own) if (found) delete prototype.toJSON;
+    try { return stringify(observe(options)); } finally { for (const [prototype, found] of own) if (found) Object.defineProperty(prototype, "toJSON", found); }
+  };
   const nodeOf = (id) => {
     const node = nodes.get(id)?.deref();
     return node && !recycled(id, node) ? node : null;
   };
-  const report = (options) => { // as text; a toJSON that the page gave to every array or string does not touch it
-    const own = [Object, Array, String, Number, Boolean].map(({ prototype }) => [prototype, Object.getOwnPropertyDescriptor(prototype, "toJSON")]);
-    for (const [prototype, found] of own) if (found) delete prototype.toJSON;
-    try {
-      return stringify(observe(options));
-    } finally {
-      for (const [prototype, found] of own) if (found) Object.defineProperty(prototype, "toJSON", found);
-    }
-  };
-  const api = { adopt, arrayFrom, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
+  const api = { adopt, list, now, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();

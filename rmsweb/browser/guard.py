@@ -17,6 +17,8 @@ SEARCH_URLS = {
     "bing": "https://www.bing.com/search?q={query}",
 }
 BLANK = "about:blank"
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: no file takes it
+_ESCAPE = re.compile(r"\\(?:(ud[89a-f]..)|.)")
 _SECRET = re.compile(r"<secret>(.*?)</secret>")
 _HOST = re.compile(r"^(localhost|[\w-]+(\.[\w-]+)+)(:\d+)?([/?#]|$)", re.IGNORECASE)
 
@@ -107,17 +109,20 @@ class Secrets:
         return _SECRET.sub(value, text) if self._given else text
 
     def mask(self, text: str) -> str:
-        """Values -> placeholders, longest first.
+        """Values -> placeholders, longest first; half of a surrogate pair becomes U+FFFD.
 
         >>> Secrets({"example.com": {"pin": "0042"}}).mask("pin 0042")
         'pin <secret>pin</secret>'
         """
+        text = _HALF.sub("\ufffd", text)
         for value, name in self._masked:
             text = text.replace(value, f"<secret>{name}</secret>")
         return text
 
     def mask_json(self, text: str) -> str:
-        """The same for JSON text, where a value may stand with escapes."""
+        """The same for JSON text, where a value may stand with escapes, and where only half of a pair is escaped as such."""
+        if "\\ud" in text:
+            text = _ESCAPE.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
         for value, name in self._masked:
             for ascii_only in (False, True):
                 text = text.replace(json.dumps(value, ensure_ascii=ascii_only)[1:-1], f"<secret>{name}</secret>")

@@ -1,0 +1,120 @@
+"""Random hostile pages: nothing raises, whatever the page is made of, and no press lands on another node than the one that the index stood for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from browser_lab import MADE, Lab, lab
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from random_pages import COVER, SHIFT, pages
+
+from rmsweb.browser.actions import ACTIONS
+from rmsweb.browser.state import render_nodes
+from rmsweb.records import Action, Observation, dumps
+
+__all__ = ["lab"]
+pytestmark = pytest.mark.browser
+# A smaller failing page takes a browser minutes to find: what failed is shown as it is.
+COMMON: Any = {"suppress_health_check": list(HealthCheck), "deadline": None, "phases": [Phase.explicit, Phase.reuse, Phase.generate]}
+# Presses the mouse, or presses keys or runs code that may press a button by themselves; the rest must leave the page untouched.
+AIMED = {"click_element_by_index", "input_text", "get_dropdown_options"}
+FREE = {"send_keys", "execute_js", "select_dropdown_option"}
+# What a page does between the state and the action.
+CHANGES = (
+    "0",
+    "document.body.replaceChildren(...[...document.body.children].reverse())",
+    "document.querySelectorAll('*').forEach((el, i) => { if (i % 3 == 2) el.remove() })",
+    "document.body.innerHTML += ''",
+    COVER + "; 0",
+    SHIFT + "; 0",
+    "document.querySelectorAll('button, a, input').forEach((el) => { el.disabled = true; el.style.translate = '80px 30px' })",
+)
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "wait": {"seconds": 0},
+    "search_engine": {"query": "x", "engine": "http://a.localhost/next.html?q={query}"},
+    "go_to_url": {"url": "http://a.localhost/next.html"},
+    "upload_file_to_element": {"path": "note.md"},
+    "write_file": {"file_name": "note.md", "content": "x"},
+    "read_file": {"file_name": "note.md"},
+    "execute_js": {"code": "document.querySelectorAll('*').length + '\\ud83d'"},
+}
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "str": st.sampled_from(["0001", "0002", "Go", "Enter", "Tab", "🚀 مرحبا", "x" * 300]),
+    "float": st.sampled_from([0.5, 1.0, 30.0]),
+    "bool": st.booleans(),
+    "list": st.just(["note.md"]),
+}
+
+
+@st.composite
+def plans(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[Action, float, str]:
+    """An action, where among the state's indices its own lies (1: not among them), and what the page does before it."""
+    name = draw(st.sampled_from(names))
+    params = dict(PARAMETERS.get(name, {}))
+    for spec in ACTIONS[name].params:
+        if spec.name not in params and (spec.required or "index" in spec.name):
+            params[spec.name] = 0 if spec.kind == "int" else draw(VALUES[spec.kind])
+    return Action(name=name, params=params), draw(st.floats(0, 1)), draw(st.sampled_from(CHANGES))
+
+
+def aimed(action: Action, place: float, seen: Observation) -> Action:
+    """The action on one of the state's elements, or on one that was never shown."""
+    shown = [*(node.index for node in seen.nodes if node.index is not None), 999]
+    index = shown[int(place * (len(shown) - 1))]
+    return Action(name=action.name, params={key: index if "index" in key else value for key, value in action.params.items()})
+
+
+def check_state(seen: Observation) -> None:
+    """Indices count from 1 in document order, keys are unique, and record and text can be written as UTF-8."""
+    assert [node.index for node in seen.nodes if node.index is not None] == list(range(1, 1 + seen.page_stats["interactive"]))
+    assert len({node.node_key for node in seen.nodes}) == len(seen.nodes)
+    dumps(seen).encode()
+    "".join(line.text for line in render_nodes(seen)).encode()
+
+
+def check_press(name: str, wanted: str | None, log: list[Any]) -> None:
+    """Every press and click stands on the wanted element, in it, on its label or on the control that it labels."""
+    if name not in FREE:
+        for entry in log:
+            assert name in AIMED, (name, entry)
+            assert wanted in {*entry[1], *entry[2], *entry[3]}, (name, wanted, entry)
+
+
+def act_on(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
+    """Some actions, each on a state after which and before which the page may have changed."""
+    MADE["random.html"] = page
+    seen = lab.open("random.html")
+    check_state(seen)
+    for planned, place, change in steps:
+        action, on_page = aimed(planned, place, seen), "random.html" in seen.url
+        if on_page:
+            lab.js(change)
+            lab.js("top.__log = []")
+        (result,) = lab.act(seen, action)
+        assert result.error or result.message
+        dumps(result).encode()
+        wanted = next((node.attributes.get("id") for node in seen.nodes if node.index == action.params.get("index")), None)
+        seen, past = lab.see(), seen
+        check_state(seen)
+        if on_page and seen.url == past.url and seen.active_tab == past.active_tab:
+            check_press(action.name, wanted, lab.js("top.__log ?? []"))
+    assert lab.session.restarts == 0
+
+
+STEPS = st.tuples(plans(("click_element_by_index",)), plans(tuple(ACTIONS)), plans(tuple(ACTIONS)))
+
+
+@settings(max_examples=25, **COMMON)
+@given(pages(), STEPS)
+def test_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
+    """A few pages, for every run of the tests: a click, then two actions of any kind."""
+    act_on(lab, page, steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, **COMMON)
+@given(pages(), STEPS)
+def test_two_hundred_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
+    """The same law on many pages."""
+    act_on(lab, page, steps)
