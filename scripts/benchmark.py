@@ -1,7 +1,7 @@
 """Measurements of the rooms that must be fast; every one prints one JSON line.
 
 `python scripts/benchmark.py reward` times the reward on one core: single-action scores of parsed answers, the same with parsing, and the soft-F1 of
-four actions against four.
+four actions against four. `sampler`, `update`, `memory`, `sft` and `step` compare the training engine with the plain way (benchmark_engine.py).
 """
 
 import argparse
@@ -73,13 +73,20 @@ def reward() -> dict[str, float | str]:
 
 
 BENCHMARKS = {"reward": reward}
+ENGINE = ("memory", "sampler", "sft", "step", "update")  # in benchmark_engine.py, which needs torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the named benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(BENCHMARKS))
-    print(json.dumps(BENCHMARKS[parser.parse_args(argv).name]()))
+    parser.add_argument("name", choices=sorted([*BENCHMARKS, *ENGINE]))
+    name = parser.parse_args(argv).name
+    if name in ENGINE:
+        import benchmark_engine
+
+        benchmark_engine.run(name)
+    else:
+        print(json.dumps(BENCHMARKS[name]()))
     return 0
 
 
