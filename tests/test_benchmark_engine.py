@@ -18,7 +18,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "memory" else []) for name in sorted(SMALL)])
 def test_a_line_has_its_fields(name):
     """Both sides agree on gradients or greedy answers (the benchmark raises where not), and every line says what was measured."""
     lines = list(benchmark_engine.BENCHMARKS[name](**SMALL[name], repeats=1))
