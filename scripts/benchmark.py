@@ -1,7 +1,8 @@
 """Measurements of the rooms that must be fast; every one prints JSON lines.
 
 `python scripts/benchmark.py reward` times the reward on one core: single-action scores of parsed answers, the same with parsing, and the soft-F1 of
-four actions against four. `observe` times a browser state, a line for each page.
+four actions against four. `observe` times a browser state, a line for each page (benchmark_observe.py). `sampler`, `update`, `memory`, `sft` and
+`step` compare the training engine with the plain way (benchmark_engine.py).
 """
 
 import argparse
@@ -11,12 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-
-import benchmark_observe  # noqa: E402 (a file beside this one)
 
 from rmsweb.browser.actions import canonical_text, parse_action  # noqa: E402 (the checkout need not be installed)
 from rmsweb.records import AgentOutput  # noqa: E402
@@ -75,15 +73,25 @@ def reward() -> dict[str, float | str]:
     }
 
 
-BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {"reward": lambda: [reward()], "observe": benchmark_observe.observe}
+ENGINE = ("memory", "sampler", "sft", "step", "update")  # in benchmark_engine.py, which needs torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the named benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(BENCHMARKS))
-    for line in BENCHMARKS[parser.parse_args(argv).name]():
-        print(json.dumps(line))
+    parser.add_argument("name", choices=sorted(("observe", "reward", *ENGINE)))
+    name = parser.parse_args(argv).name
+    if name in ENGINE:
+        import benchmark_engine
+
+        benchmark_engine.run(name)
+    elif name == "observe":
+        import benchmark_observe
+
+        for line in benchmark_observe.observe():
+            print(json.dumps(line))
+    else:
+        print(json.dumps(reward()))
     return 0
 
 

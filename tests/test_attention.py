@@ -1,5 +1,8 @@
 """Laws of the segment attention."""
 
+import itertools
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -63,6 +66,59 @@ def test_varlen_lengths_describe_the_same_segments(groups):
         assert longest_query >= length
         assert longest_key >= len(keys)
         start += length
+
+
+def documented_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False):
+    """Stand-in for flash-attn's varlen call, as its documentation describes it: q [total_q, H, d], k and v [total_k, h, d], H a multiple of h, half
+    precision, contiguous in d; cumulative lengths [segments + 1] int32 from 0; causal masks aligned at the bottom right; a naive loop over query tokens."""
+    (total, heads, size), (total_k, heads_k, _) = q.shape, k.shape
+    assert q.dtype == k.dtype == v.dtype
+    assert q.dtype in (torch.bfloat16, torch.float16)
+    assert k.shape == v.shape == (total_k, heads_k, size)
+    assert heads % heads_k == 0
+    assert size <= 256
+    for tensor in (q, k, v):
+        assert tensor.stride(-1) == 1
+    for ends, count, longest in ((cu_seqlens_q, total, max_seqlen_q), (cu_seqlens_k, total_k, max_seqlen_k)):
+        assert ends.dtype == torch.int32
+        assert ends.is_contiguous()
+        assert (int(ends[0]), int(ends[-1]), int(ends.diff().max())) == (0, count, longest)
+        assert int(ends.diff().min()) >= 0
+    assert len(cu_seqlens_q) == len(cu_seqlens_k)
+    assert dropout_p == 0.0
+    scale = size**-0.5 if softmax_scale is None else softmax_scale
+    rows = []
+    for (start, stop), (start_k, stop_k) in zip(itertools.pairwise(cu_seqlens_q.tolist()), itertools.pairwise(cu_seqlens_k.tolist()), strict=True):
+        for place in range(start, stop):
+            seen = stop_k - (stop - 1 - place) if causal else stop_k  # the last query sees every key
+            keys, values = (x[start_k:seen].float().repeat_interleave(heads // heads_k, 1) for x in (k, v))
+            weights = (torch.einsum("hd,thd->ht", q[place].float(), keys) * scale).softmax(-1)
+            rows.append(torch.einsum("ht,thd->hd", weights, values))
+    return torch.stack(rows).to(q.dtype)
+
+
+@settings(deadline=None, max_examples=30)
+@given(GROUPS)
+def test_the_varlen_call_keeps_to_its_contract(groups):
+    """What the GPU path hands to flash-attn is what its documentation asks for, and gives what one dense mask gives, in value and gradient."""
+    layout = PackLayout(groups)
+    parts = [part.detach().to(torch.bfloat16).requires_grad_() for part in tensors(layout.num_tokens)]
+    weight = torch.randn(1, layout.num_tokens, 4, 8)
+    with patch.object(attention, "flash_attn_varlen_func", documented_varlen):
+        out = layout._flash(*parts, 0.3)
+    oracle = dense(groups, *(part.float() for part in parts), 0.3)
+    assert out.shape == oracle.shape
+    torch.testing.assert_close(out.float(), oracle, rtol=0.02, atol=0.02)
+    for ours, theirs in zip(torch.autograd.grad((out * weight).sum(), parts), torch.autograd.grad((oracle * weight).sum(), parts), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.1)
+
+
+def test_the_stand_in_tells_the_alignments_apart():
+    """Two queries behind three keys: with the mask at the bottom right the first sees two of them, as the documentation's example says."""
+    q = torch.zeros(2, 1, 8, dtype=torch.bfloat16)
+    k, v = torch.zeros(3, 1, 8, dtype=torch.bfloat16), torch.tensor([3.0, 6.0, 9.0]).bfloat16()[:, None, None].repeat(1, 1, 8)
+    ends = [torch.tensor([0, count], dtype=torch.int32) for count in (2, 3)]
+    assert documented_varlen(q, k, v, *ends, 2, 3, causal=True)[:, 0, 0].tolist() == [4.5, 6.0]
 
 
 @pytest.mark.parametrize("groups", [[], [(0, [])], [(3, [0])]])

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_model import tiny_policy
 
-from rmsweb.engine.lora import add_lora, disabled, load_adapter, lora_layers, merge, merged, merged_state_dict, save_adapter
+from rmsweb.engine.lora import LoRALinear, add_lora, disabled, load_adapter, lora_layers, merge, merged, merged_state_dict, save_adapter
 from rmsweb.engine.packing import Group, make_pack
 from rmsweb.records import Message, Text
 
@@ -55,6 +55,44 @@ def test_merged_equals_unmerged():
     assert all(torch.equal(tensor, state[name]) for name, tensor in policy.model.state_dict().items())
     torch.testing.assert_close(logprobs(policy), expected, rtol=1e-4, atol=1e-4)
     add_lora(policy.model, rank=2, alpha=4)  # RL puts a new adapter on the merged SFT model
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_equals_a_naive_one(rows, bias):
+    """Value, gradients of adapter and input, and merge equal y_o = sum_i W_oi x_i + b_o + (alpha / r) sum_k B_ok (sum_i A_ki x_i), written as sums,
+    with gradients from difference quotients."""
+    torch.manual_seed(rows)
+    base = torch.nn.Linear(6, 5, bias=bias)
+    layer = LoRALinear(base, 2, 3.0, 0.0)
+    layer.lora_B.data.normal_()
+    W, b = base.weight.tolist(), base.bias.tolist() if bias else [0.0] * 5
+    x, weight = torch.randn(rows, 6, requires_grad=True), torch.randn(rows, 5)
+
+    def naive(x, A, B):
+        inner = [[sum(A[k][i] * row[i] for i in range(6)) for k in range(2)] for row in x]
+        return [
+            [sum(W[o][i] * row[i] for i in range(6)) + b[o] + 1.5 * sum(B[o][k] * low[k] for k in range(2)) for o in range(5)]
+            for row, low in zip(x, inner, strict=True)
+        ]
+
+    def loss(x, A, B):
+        return sum(w * y for weights, outs in zip(weight.tolist(), naive(x, A, B), strict=True) for w, y in zip(weights, outs, strict=True))
+
+    values = [x.tolist(), layer.lora_A.tolist(), layer.lora_B.tolist()]
+    torch.testing.assert_close(layer(x), torch.tensor(naive(*values)), rtol=1e-4, atol=1e-5)
+    found = torch.autograd.grad((layer(x) * weight).sum(), [x, layer.lora_A, layer.lora_B])
+    for part, gradient in enumerate(found):
+        for i, j in ((0, 0), (1, 1), (-1, -1)):
+            entry = values[part][i][j]
+            around = []
+            for moved in (entry + 0.5, entry - 0.5):  # the loss is linear in every single entry, so that the quotient is exact
+                values[part][i][j] = moved
+                around.append(loss(*values))
+            values[part][i][j] = entry
+            assert float(gradient[i, j]) == pytest.approx(around[0] - around[1], rel=1e-3, abs=1e-4)
+    merged_weight = [[W[o][i] + 1.5 * sum(values[2][o][k] * values[1][k][i] for k in range(2)) for i in range(6)] for o in range(5)]
+    torch.testing.assert_close(base.weight + layer.delta(), torch.tensor(merged_weight), rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_reach_adapters_alone():

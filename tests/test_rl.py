@@ -15,6 +15,7 @@ from rl_world import CATEGORIES, INDICES, click, mined, ordinary, wavering_polic
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
 from rmsweb.engine.packing import Group, make_pack
+from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.rl import (
     Prompts,
     StepConfig,
@@ -32,7 +33,7 @@ from rmsweb.engine.rl import (
 from rmsweb.engine.sampler import sample
 from rmsweb.engine.training import Optimizer
 from rmsweb.objective import ObjectiveConfig
-from rmsweb.records import derive_seed
+from rmsweb.records import Image, Message, derive_seed
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SMALL = StepConfig(train_batch=4, mini_batch=2, num_rollouts=4, max_generation_batches=3, response_budget=40, seed=0)
@@ -138,6 +139,46 @@ def test_groups_are_drawn_scored_and_gated(policy):
         alone = sample(policy, [prompt], n=4, max_new_tokens=40, seeds=seeds)[0]
         assert [rollout.text for rollout in alone] == [rollout.text for rollout in group.rollouts]
         assert all(reward.value == 1.0 for reward, rollout in zip(group.rewards, group.rollouts, strict=True) if rollout.text == group.state.sample.target_text)
+
+
+def test_the_number_of_ranks_changes_no_sample(policy):
+    """What the ranks of three draw for themselves is, put together, what one rank draws."""
+    states, config = right_states(policy), dataclasses.replace(SMALL, max_generation_batches=1)
+
+    class Share(Ranks):
+        """One rank of three; the others' shares are missing, so those of the single rank stand in."""
+
+        def gather(self, value):
+            own.append(value)
+            return [whole[0], value]
+
+    whole, own = [], []
+    groups = generate(policy, ALONE, states, Prompts(policy), config, step=1, position=2, report=lambda text: None)
+    whole.append({number: list(group.rollouts) for number, group in enumerate(groups)})
+    for rank in range(3):
+        generate(policy, Share(rank, 3, torch.device("cpu")), states, Prompts(policy), config, step=1, position=2, report=lambda text: None)
+    together = {number: rollouts for part in own for number, rollouts in part.items()}
+    assert sorted(together) == list(range(len(groups)))
+    for number, rollouts in together.items():
+        assert [rollout.text for rollout in rollouts] == [rollout.text for rollout in groups[number].rollouts]
+
+
+def test_the_next_refill_is_encoded_meanwhile(policy, monkeypatch):
+    """While the model samples, the prompts of the coming refill are announced; each is encoded once, and a broken one is an error where it is needed."""
+    states = right_states(policy)
+    prompts, encoded = Prompts(policy), []
+    monkeypatch.setattr(policy, "encode_prompt", lambda messages, root: encoded.append(messages) or PolicyModel.encode_prompt(policy, messages, root))
+    generate(policy, ALONE, states, prompts, dataclasses.replace(SMALL, max_generation_batches=1), step=0, position=0, report=lambda text: None)
+    for place in drawn_states(len(states), SMALL.seed, 0, 2 * SMALL.train_batch):
+        expected = PolicyModel.encode_prompt(policy, states[place].sample.messages, Path())
+        assert torch.equal(prompts(states[place]).ids, expected.ids)
+    drawn = set(drawn_states(len(states), SMALL.seed, 0, 2 * SMALL.train_batch))
+    assert len(encoded) == len(drawn)
+    picture = Message(role="user", parts=(Image(path="gone.png", sha256="", width=8, height=8),))
+    broken = dataclasses.replace(states[0], sample=dataclasses.replace(states[0].sample, sample_id="broken", messages=(picture,)))
+    prompts.announce([broken])
+    with pytest.raises(FileNotFoundError):
+        prompts(broken)
 
 
 def separate_logprobs(policy, state, ids):

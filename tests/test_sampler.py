@@ -1,5 +1,8 @@
 """Laws of the sampler."""
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -11,7 +14,7 @@ from tiny_model import tiny_policy
 from rmsweb.engine import sampler as sampler_room
 from rmsweb.engine.lora import add_lora, merged
 from rmsweb.engine.packing import Group, make_pack
-from rmsweb.engine.sampler import Decoding, choose, sample, uniforms
+from rmsweb.engine.sampler import Decoding, RolloutCache, cache_bytes, choose, plan_batches, sample, uniforms
 from rmsweb.records import Image, Message, Text
 
 GREEDY = Decoding(temperature=0.0)
@@ -68,8 +71,9 @@ def test_a_rollout_depends_on_its_seed_alone(world, monkeypatch, decoding):
     reference = sample(policy, prompts, n=3, max_new_tokens=14, seeds=seeds, decoding=decoding)
     assert {rollout.finish_reason for group in reference for rollout in group} == {"stop", "length"}
     assert not all(torch.equal(group[0].ids, group[1].ids) for group in reference)
-    small = sample(policy, prompts, n=3, max_new_tokens=14, seeds=seeds, decoding=decoding, cache_tokens=1)
+    small = sample(policy, prompts, n=3, max_new_tokens=14, seeds=seeds, decoding=decoding, budget=1)
     monkeypatch.setattr(sampler_room, "PREFILL_TOKENS", 40)
+    monkeypatch.setattr(sampler_room, "KEPT_FRAC", 1.0)  # cut down at every chance
     backward = sample(policy, prompts[::-1], n=3, max_new_tokens=14, seeds=[s for i in (3, 2, 1, 0) for s in seeds[3 * i : 3 * i + 3]], decoding=decoding)
     for number, group in enumerate(reference):
         assert same(group, small[number])
@@ -109,6 +113,47 @@ def test_sampling_under_merged_adapters(world):
     with merged(policy.model):
         inside = sample(policy, world[1], n=2, max_new_tokens=8, seeds=range(8))
     assert all(same(a, b) for a, b in zip(beside, inside, strict=True))
+
+
+def test_finished_rollouts_leave_the_batch(world, monkeypatch):
+    """Rows that go through the model are never fewer than the unfinished rollouts, nor more than those of the busiest prompt times prompts left."""
+    policy, prompts = world
+    monkeypatch.setattr(sampler_room, "KEPT_FRAC", 1.0)
+    rows = []
+    head = policy.model.lm_head.register_forward_pre_hook(lambda module, arguments: rows.append(len(arguments[0])))
+    lengths = [[len(rollout.ids) for rollout in group] for group in sample(policy, prompts, n=3, max_new_tokens=40, seeds=range(12))]
+    head.remove()
+    for step, count in enumerate(rows[1:]):  # the first call is the prefill's
+        going_on = [sum(length > step + 1 for length in group) for group in lengths]
+        assert count == sum(map(bool, going_on)) * max(going_on)
+    assert len(rows) == max(max(group) for group in lengths)
+    assert rows[-1] < 12, lengths
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), max_size=12), st.integers(1, 4), st.integers(1, 400))
+def test_batches_stay_within_the_budget(prompts, n, budget):
+    """Every prompt lies in one batch; a batch of several, padded to its longest prompt and limit, is within the budget and cannot take the next prompt."""
+    lengths, limits = [length for length, _ in prompts], [limit for _, limit in prompts]
+
+    def padded(batch):
+        return len(batch) * (max(lengths[i] for i in batch) + n * max(limits[i] for i in batch))
+
+    batches = plan_batches(lengths, limits, lambda prompt, limit: prompt + n * limit, budget)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(prompts)))
+    assert all(len(batch) == 1 or padded(batch) <= budget for batch in batches)
+    assert all(padded([*batch, after[0]]) > budget for batch, after in itertools.pairwise(batches))
+
+
+def test_cache_bytes_are_those_of_the_cache(world):
+    """The estimate is what the cache really holds, and 144 KiB a token for the published 8B."""
+    policy, prompts = world
+    text = policy.model.model.language_model
+    cache = RolloutCache([len(prompts[0])], 3, 14)
+    sampler_room._prefill(policy, prompts[:1], cache)
+    held = sum(tensor.nbytes for pair in (*cache.prompt, *cache.own) for tensor in pair)
+    assert held == cache_bytes(text.config, text.dtype, 3, len(prompts[0]), 14)
+    large = SimpleNamespace(num_hidden_layers=36, num_key_value_heads=8, head_dim=128)
+    assert cache_bytes(large, torch.bfloat16, 1, 1, 0) == 144 * 1024
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(0, 1, exclude_max=True), st.integers(0, 5), st.floats(0.05, 1))

@@ -17,7 +17,8 @@ import bisect
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,16 +99,20 @@ def make_state(sample_: StepSample, root: Path, policy: PolicyModel, *, prompt_b
 
 
 class Prompts:
-    """Encoded prompts of a step, made when they are first needed."""
+    """Encoded prompts of a step, made in a worker thread: when they are announced, or else when they are first needed."""
 
     def __init__(self, policy: PolicyModel) -> None:
-        self.policy, self._kept = policy, dict[str, EncodedPrompt]()
+        self.policy, self._kept, self._worker = policy, dict[str, Future[EncodedPrompt]](), ThreadPoolExecutor(1, "prompts")
+
+    def announce(self, states: Iterable[State]) -> None:
+        """Encodes what will be needed soon, while the caller goes on (ours: pictures of the next refill are read while the model samples)."""
+        for state in states:
+            if state.sample.sample_id not in self._kept:
+                self._kept[state.sample.sample_id] = self._worker.submit(self.policy.encode_prompt, state.sample.messages, state.root)
 
     def __call__(self, state: State) -> EncodedPrompt:
-        key = state.sample.sample_id
-        if key not in self._kept:
-            self._kept[key] = self.policy.encode_prompt(state.sample.messages, state.root)
-        return self._kept[key]
+        self.announce([state])
+        return self._kept[state.sample.sample_id].result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +153,14 @@ def generate(
     num_accepted, num_batches = 0, 0
     while needs_refill(num_accepted, num_batches, train_batch=config.train_batch, max_batches=config.max_generation_batches):
         report(f"sampling, {num_accepted} of {config.train_batch} accepted")
-        drawn = [states[place] for place in drawn_states(len(states), config.seed, position + len(groups), config.train_batch)]
+        first, count = position + len(groups), config.train_batch
+        drawn, coming = ([states[place] for place in drawn_states(len(states), config.seed, start, count)] for start in (first, first + count))
         own = range(ranks.rank, len(drawn), ranks.world_size)
+        encoded = [prompts(drawn[number]) for number in own]
+        prompts.announce(coming[number] for number in own)
         seeds = [derive_seed(config.seed, step, len(groups) + number, rollout) for number in own for rollout in range(config.num_rollouts)]
         with unsharded(policy):
-            sampled = sample(policy, [prompts(drawn[number]) for number in own], n=config.num_rollouts, max_new_tokens=config.response_budget, seeds=seeds)
+            sampled = sample(policy, encoded, n=config.num_rollouts, max_new_tokens=config.response_budget, seeds=seeds)
         found = dict(zip(own, sampled, strict=True))
         everything = {number: rollouts for part in ranks.gather(found) for number, rollouts in part.items()}
         for number, state in enumerate(drawn):

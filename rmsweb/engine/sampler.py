@@ -9,14 +9,16 @@ head dimension, V vocabulary.
 
 1. ours: a rollout draws by inverse CDF from the uniform numbers of its own seed, so that neither the batch it lies in, nor the rank,
    nor the other rollouts change it.
-2. ours: a prompt whose rollouts have all finished leaves the batch once a quarter of the batch could leave.
+2. ours: finished rollouts leave the batch once a quarter of it could leave. A batch has equally many rollouts of every prompt that is left, so a prompt
+   leaves with its last rollout, and the others keep as many as the busiest prompt has unfinished.
 3. ours: recorded log-probabilities are those of the model at the sampling temperature before top-k and top-p, which is what the
    trainer recomputes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +27,8 @@ from rmsweb.engine.packing import EncodedPrompt, Group, make_pack
 from rmsweb.engine.policy import PolicyModel
 
 PREFILL_TOKENS = 32_768  # prompt tokens of one prefill pass
-CACHE_TOKENS = 131_072  # stored key/value tokens of one decoding batch (8B: 144 KiB each)
+KEPT_FRAC = 0.75  # a batch is cut down to its unfinished rollouts when they are at most this share of it
+CACHE_BYTES = {"cuda": 18 << 30, "cpu": 2 << 30}  # keys and values of one decoding batch; 18 GiB are 131,072 tokens of the 8B in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,8 @@ class RolloutCache:
         return (from_prompt + from_own).reshape(rows, 1, num_heads, size)
 
     def select(self, prompts: Tensor, rows: Tensor) -> None:
-        """Keeps some prompts [B'] and their rollouts' rows [B' n]."""
+        """Keeps some prompts [B'] and, of each of them in turn, equally many of its rollouts' rows [B' n']."""
+        self.n = len(rows) // len(prompts)
         self.prompt = [(keys[prompts], values[prompts]) for keys, values in self.prompt]
         self.own = [(keys[rows], values[rows]) for keys, values in self.own]
         self.bias = None if self.bias is None else self.bias[prompts]
@@ -146,6 +150,30 @@ def uniforms(seeds: Sequence[int], count: int) -> Tensor:
     return rows
 
 
+def cache_bytes(config: Any, dtype: torch.dtype, n: int, prompt_tokens: int, max_new_tokens: int) -> int:
+    """Bytes of the keys and values of one prompt and its n rollouts, for a text model's config (8B in bfloat16: 144 KiB a token)."""
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    return per_token * (prompt_tokens + n * max_new_tokens)
+
+
+def plan_batches(lengths: Sequence[int], limits: Sequence[int], size: Callable[[int, int], int], budget: int) -> list[list[int]]:
+    """Cuts prompts into decoding batches, longest prompts first, so that those of a batch are about equally long.
+
+    `size` gives the bytes of one prompt from the batch's longest prompt and limit; a single prompt may exceed the budget.
+
+    >>> plan_batches([5, 90, 6, 80], [1, 1, 1, 1], lambda prompt, limit: prompt + limit, 190)
+    [[1, 3], [2, 0]]
+    """
+    batches: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        joined = [*batches[-1], number] if batches else []
+        if joined and len(joined) * size(max(lengths[i] for i in joined), max(limits[i] for i in joined)) <= budget:
+            batches[-1].append(number)
+        else:
+            batches.append([number])
+    return batches
+
+
 @torch.no_grad()
 def sample(
     policy: PolicyModel,
@@ -155,14 +183,14 @@ def sample(
     max_new_tokens: int | Sequence[int],
     seeds: Sequence[int],
     decoding: Decoding = Decoding(),
-    cache_tokens: int = CACHE_TOKENS,
+    budget: int | None = None,
 ) -> list[list[Rollout]]:
     """Samples n answers of every prompt.
 
     Args:
         max_new_tokens: longest answer in tokens, <|im_end|> included: one number, or one a prompt.
         seeds: one a rollout, prompt by prompt: len(prompts) x n.
-        cache_tokens: bounds the stored keys and values of one batch; more prompts are decoded batch after batch.
+        budget: bounds the bytes of stored keys and values of one batch; more prompts are decoded batch after batch. None takes CACHE_BYTES.
     Returns:
         for every prompt its n rollouts, in the order of the seeds.
     """
@@ -171,19 +199,14 @@ def sample(
         raise ValueError(f"sample: {len(prompts)} prompts x n={n} with {len(seeds)} seeds and limits {limits}: expected one seed a rollout, limits >= 1")
     training = policy.model.training
     policy.model.eval()
-    results: list[list[Rollout]] = []
-    while len(results) < len(prompts):
-        first = stop = len(results)
-        while stop < len(prompts):
-            batch = slice(first, stop + 1)
-            stored = (stop + 1 - first) * (max(map(len, prompts[batch])) + n * max(limits[batch]))
-            if stop > first and stored > cache_tokens:
-                break
-            stop += 1
-        part = slice(first, stop)
-        results += _sample_batch(policy, prompts[part], n, limits[part], seeds[first * n : stop * n], decoding)
+    text = policy.model.model.language_model
+    size = partial(cache_bytes, text.config, text.dtype, n)
+    results: dict[int, list[Rollout]] = {}
+    for batch in plan_batches([len(prompt) for prompt in prompts], limits, size, CACHE_BYTES[policy.device.type] if budget is None else budget):
+        own_seeds = [seed for i in batch for seed in seeds[i * n : i * n + n]]
+        results |= zip(batch, _sample_batch(policy, [prompts[i] for i in batch], n, [limits[i] for i in batch], own_seeds, decoding), strict=True)
     policy.model.train(training)
-    return results
+    return [results[number] for number in range(len(prompts))]
 
 
 def _prefill(policy: PolicyModel, prompts: Sequence[EncodedPrompt], cache: RolloutCache) -> Tensor:
@@ -222,14 +245,15 @@ def _sample_batch(
         ids[rows, step], logprobs[rows, step] = tokens, chosen
         ends = (lengths[rows] == 0) & ((tokens == policy.end_id) | (limit[rows] == step + 1))
         lengths[rows] += ends * (step + 1)
-        alive = (lengths[rows] == 0).view(-1, n).any(1)  # [B]
-        num_alive = int(alive.sum())
-        if num_alive == 0:
+        ended = (lengths[rows] > 0).view(-1, cache.n)  # [B', n']
+        widest = int((~ended).sum(1).max())
+        if widest == 0:
             break
         cache.step = step
-        if num_alive <= 0.75 * len(alive):
-            kept = alive.nonzero()[:, 0]
-            kept_rows = (kept[:, None] * n + torch.arange(n, device=device)).reshape(-1)
+        kept = (~ended.all(1)).nonzero()[:, 0]
+        if len(kept) * widest <= KEPT_FRAC * ended.numel():
+            unfinished_first = ended[kept].int().argsort(dim=1, stable=True)[:, :widest]
+            kept_rows = (kept[:, None] * cache.n + unfinished_first).reshape(-1)
             cache.select(kept, kept_rows)
             rows, tokens = rows[kept_rows], tokens[kept_rows]
         where = (position[rows] + step).expand(3, -1)[..., None]  # [3, rows, 1]
