@@ -3,17 +3,21 @@
 Training is offline: at each mined state the policy samples answers, which are scored against the verified action without a browser. One step is
 `rmsweb.engine.rl.rl_step`. Runs on one CPU process and under `torchrun --nproc_per_node 8 train_rl.py`; the number of ranks changes no sample.
 
-The adapters start on the merged SFT checkpoint, which without them is the reference of the KL. Every --save-every steps the greedy reward on --dev-states
-decides whether the weights become checkpoint-best; step 0, the SFT policy itself, takes part. `--plan` prints parameters, memory and work of a run on GPUs
-instead of training (see `--plan --help`).
+The adapters start on the merged SFT checkpoint, which without them is the reference of the KL. Every --save-every steps success in --dev-episodes, or else
+the greedy reward on --dev-states, decides whether the weights become checkpoint-best; step 0, the SFT policy itself, takes part. `--plan` prints parameters,
+memory and work of a run on GPUs instead of training (see `--plan --help`).
 
 ours: constant learning rate without warm-up, AdamW with weight decay 0.01, gradient clip 1.0: the paper does not say. ours: dev states are half mined and half
 ordinary, because the reward on mined states alone rises while episodes get worse.
 """
 
 import dataclasses
+import json
+import os
 import random
 import resource
+import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -57,6 +61,8 @@ class Config:
     out: Path = opt(help="run folder to write")
     dev_states: tuple[Path, ...] = opt((), "mined.jsonl and samples.jsonl files of split dev: greedy reward on equally many of each chooses checkpoint-best")
     dev_count: int = opt(200, "dev states at most, half mined and half ordinary where both are there")
+    dev_episodes: Path | None = opt(None, "task file of split dev: success in one playground run of each task (evaluate.py) chooses checkpoint-best instead")
+    dev_turns: int = opt(50, "agent turns of a dev episode at most")
     max_steps: int = opt(100, "training steps")
     train_batch: int = opt(64, "accepted groups a step (B); paper: 64")
     mini_batch: int = opt(16, "groups an optimizer step (M); paper: 16")
@@ -90,8 +96,8 @@ class Config:
     resume: bool = opt(False, "go on with the run in --out")
 
     def __post_init__(self) -> None:
-        counts = ("train_batch", "mini_batch", "max_generation_batches", "response_budget", "token_budget", "save_every", "max_steps", "lora_rank", "dev_count")
-        for name in counts:
+        counts = ("train_batch", "mini_batch", "max_generation_batches", "response_budget", "token_budget", "save_every", "max_steps", "lora_rank")
+        for name in (*counts, "dev_count", "dev_turns"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1")
         if self.num_rollouts < 2:
@@ -247,16 +253,35 @@ class Run:
         save_checkpoint(self.policy, self.group, out / name, adapter=out / "adapter" if adapter else None, base_name=self.config.model)
 
     def evaluate(self) -> None:
-        """Greedy reward on the dev states; the best checkpoint so far is kept."""
-        if not self.mined_dev and not self.ordinary_dev:
-            return
-        values = greedy_rewards(self.policy, self.group, [*self.mined_dev, *self.ordinary_dev], response_budget=self.config.response_budget)
-        parts = {"dev_mined": values[: len(self.mined_dev)], "dev_ordinary": values[len(self.mined_dev) :]}
-        mean = sum(values) / len(values)
-        self.log({"dev_reward": mean} | {name: sum(part) / len(part) for name, part in parts.items() if part})
-        if mean > self.best:
-            self.best, self.best_step = mean, self.step
+        """Success in dev episodes, else greedy reward on the dev states; the best checkpoint so far is kept."""
+        found = None
+        if self.config.dev_states:
+            values = greedy_rewards(self.policy, self.group, [*self.mined_dev, *self.ordinary_dev], response_budget=self.config.response_budget)
+            parts = {"dev_mined": values[: len(self.mined_dev)], "dev_ordinary": values[len(self.mined_dev) :]}
+            found = sum(values) / len(values)
+            self.log({"dev_reward": found} | {name: sum(part) / len(part) for name, part in parts.items() if part})
+        if self.config.dev_episodes is not None:
+            found = self.episode_success(self.config.dev_episodes)
+            self.log({"dev_success": found})
+        if found is not None and found > self.best:
+            self.best, self.best_step = found, self.step
             self.save("checkpoint-best", adapter=True)
+
+    def episode_success(self, tasks: Path) -> float:
+        """pass@1 of one run of each task, by evaluate.py as a process of its own on the first rank's machine; the same on all ranks."""
+        candidate, out, found = self.config.out / "checkpoint-candidate", self.config.out / "episodes" / f"{self.step:06d}", 0.0
+        self.save(candidate.name)
+        if self.group.is_main:
+            shutil.rmtree(out, ignore_errors=True)  # of a killed run
+            flags = ["--policy", candidate, "--tasks", tasks, "--split", "dev", "--out", out, "--runs", 1, "--max-steps", self.config.dev_turns]
+            command = [sys.executable, Path(__file__).with_name("evaluate.py"), *flags, "--seed", self.config.seed]
+            alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
+            done = subprocess.run([str(part) for part in command], env=alone, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                raise ValueError(f"--dev-episodes {tasks}: evaluate.py ended with exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+            found = json.loads((out / "summary.json").read_text(encoding="utf-8"))["pass1"]
+            shutil.rmtree(candidate)
+        return self.group.gather(found)[0]
 
     def save_state(self) -> None:
         extra = {"step": self.step, "position": self.position, "best": self.best, "best_step": self.best_step, "data": self.data}
@@ -292,13 +317,15 @@ class Run:
             figures = f"reward {values['reward_mean']:.3f}, {groups}, gap {values['gap']:+.2f}, kl {values['kl']:.4f}, "
             bar.update()
         bar.close()
-        self.save("checkpoint-last", adapter=not self.config.dev_states)
-        if not self.config.dev_states:
+        chosen = bool(self.config.dev_states) or self.config.dev_episodes is not None
+        self.save("checkpoint-last", adapter=not chosen)
+        if not chosen:
             self.save("checkpoint-best")
         if self.group.is_main:
-            dev = {"best_dev_reward": self.best, "best_step": self.best_step, "dev_mined": len(self.mined_dev), "dev_ordinary": len(self.ordinary_dev)}
+            measure = "best_dev_reward" if self.config.dev_episodes is None else "best_dev_success"
+            dev = {measure: self.best, "best_step": self.best_step, "dev_mined": len(self.mined_dev), "dev_ordinary": len(self.ordinary_dev)}
             counts = {"states": len(self.states), "left_out": self.left_out, "steps": self.step, "updates": self.optimizer.num_steps, "prompts": self.position}
-            write_json(self.config.out / "summary.json", counts | (dev if self.config.dev_states else {}) | {"seconds": time.perf_counter() - start})
+            write_json(self.config.out / "summary.json", counts | (dev if chosen else {}) | {"seconds": time.perf_counter() - start})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -144,19 +144,16 @@ def _lost_peer(error: RuntimeError) -> bool:
 # ------------------------------------------------------------------------------------------------------- sharded weights
 
 
-def shard(policy: PolicyModel, group: Ranks, compute_dtype: torch.dtype | None = None, *, by_layer: bool | None = None) -> None:
+def shard(policy: PolicyModel, group: Ranks, compute_dtype: torch.dtype | None = None) -> None:
     """Shards the decoder layers, embeddings and head over the ranks (FSDP2); adapters and vision tower are replicated.
 
-    Call after `add_lora` and before the optimizer is made. A policy on the meta device gets its weights from `policy.name` and fresh adapters,
-    so its parameters are other objects afterwards. ValueError in a single process, or where the checkpoint does not fit.
-
-    Args:
-        compute_dtype: what sharded weights are cast to when they are gathered.
-        by_layer: whether ranks sample with one layer gathered at a time; None: where whole weights would take more than half of a GPU.
+    Call after `add_lora`, with a policy on the meta device; it gets its weights from the checkpoint `policy.name` and fresh adapters, and its parameters
+    are other objects afterwards. `compute_dtype` is what sharded weights are cast to when they are gathered. ValueError in a single process, or where the
+    checkpoint does not fit.
     """
     if group.world_size == 1:
         raise ValueError("--shard: there is one process; start several with torchrun, or leave it out")
-    model, meta = policy.model, policy.device.type == "meta"
+    model = policy.model
     apart = {p for layer in lora_layers(model).values() for p in (layer.lora_A, layer.lora_B)} | set(model.model.visual.parameters())
     mesh = init_device_mesh(group.device.type, (group.world_size,))
     options: dict[str, Any] = {"mesh": mesh, "ignored_params": apart, "reshard_after_forward": True}  # so that parameters() are always the shards
@@ -165,28 +162,14 @@ def shard(policy: PolicyModel, group: Ranks, compute_dtype: torch.dtype | None =
     for layer in model.model.language_model.layers:
         fully_shard(layer, **options)
     fully_shard(policy.scorer, **options)
-    if meta:
-        model.to_empty(device=group.device)
-        read_weights(model, policy.name)
-    else:
-        for tensor in (*apart, *policy.scorer.buffers()):
-            tensor.data = tensor.data.to(group.device)
+    model.to_empty(device=group.device)
+    read_weights(model, policy.name)
     policy.device = group.device
-    if by_layer is None:
-        by_layer = any(group.gather(samples_by_layer(whole_bytes(model, compute_dtype), gpu_bytes(group.device))))
-    policy.scorer.by_layer = by_layer  # type: ignore[assignment]
+    weights = sum(parameter.numel() * (compute_dtype or parameter.dtype).itemsize for parameter in model.parameters())
+    memory = torch.cuda.get_device_properties(group.device).total_memory if group.device.type == "cuda" else None
+    policy.scorer.by_layer = any(group.gather(samples_by_layer(weights, memory)))  # type: ignore[assignment]
     with torch.no_grad():  # the first forward settles which unit is the root
         policy.scorer(dummy_pack(group.device))
-
-
-def whole_bytes(model: nn.Module, dtype: torch.dtype | None = None) -> int:
-    """Bytes of all weights of the model, sharded or not, in `dtype`, or in their own."""
-    return sum(parameter.numel() * (dtype or parameter.dtype).itemsize for parameter in model.parameters())
-
-
-def gpu_bytes(device: torch.device) -> int | None:
-    """Memory of a GPU in bytes, None for a CPU."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def samples_by_layer(weights: int, memory: int | None) -> bool:
