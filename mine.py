@@ -44,6 +44,7 @@ class Config:
     ordinary: int = opt(200, "ordinary states to write beside the mined ones, at most")
     tokenizer: Path | None = opt(None, "checkpoint folder whose tokenizer counts the prompt budget; without it an upper estimate")
     seed: int = opt(0, "seed of the draw of ordinary states")
+    resume: bool = opt(False, "go on with the run in --out: every file is written again, what the judge has answered is not asked again")
 
     def __post_init__(self) -> None:
         if self.concurrency < 1 or self.ordinary < 0:
@@ -128,7 +129,7 @@ def copy_pictures(result: Mined, ordinary: Sequence[tuple[StepSample, Path]], ou
 async def run(config: Config) -> int:
     """Mines the pool and writes the run folder."""
     runs, prompt_config = load_pool(config)
-    folder = RunFolder(config.out, config=config)
+    folder = RunFolder(config.out, resume=config.resume, config=config)
     save_prompt_config(prompt_config, folder.path / "prompt_config.json")
     count_tokens = token_counter(config.tokenizer) if config.tokenizer else approximate_tokens
 

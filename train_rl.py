@@ -3,19 +3,21 @@
 Training is offline: at each mined state the policy samples answers, which are scored against the verified action without a browser. One step is
 `rmsweb.engine.rl.rl_step`. Runs on one CPU process and under `torchrun --nproc_per_node 8 train_rl.py`; the number of ranks changes no sample.
 
-The adapters start on the merged SFT checkpoint, which without them is the reference of the KL. Every --save-every steps success on
---dev-episodes, or else the greedy reward on --dev-states, decides whether the weights become checkpoint-best; step 0, the SFT policy itself,
-takes part, and among equals the latest wins.
+The adapters start on the merged SFT checkpoint, which without them is the reference of the KL. Every --save-every steps success in --dev-episodes, or else
+the greedy reward on --dev-states, decides whether the weights become checkpoint-best; step 0, the SFT policy itself, takes part, and among equals the latest
+wins. `--plan` prints parameters, memory and work of a run on GPUs instead of training (see `--plan --help`).
 
 ours: constant learning rate without warm-up, AdamW with weight decay 0.01, gradient clip 1.0: the paper does not say. ours: dev states are half mined and half
 ordinary, because the reward on mined states alone rises while episodes get worse.
 """
 
+import dataclasses
 import json
 import os
 import random
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -28,11 +30,20 @@ from typing import Any, Literal
 
 import torch
 
-from rmsweb.engine.distributed import Ranks, ranks, shard
-from rmsweb.engine.lora import add_lora
-from rmsweb.engine.policy import PolicyModel, checkpoint_layers
+from rmsweb.engine.distributed import Ranks, ranks
+from rmsweb.engine.plan import SHAPES, PlanSizes, plan, render, shape_config
+from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.rl import State, StepConfig, greedy_rewards, make_state, rl_step
-from rmsweb.engine.training import Optimizer, constant, load_training_state, save_checkpoint, save_training_state
+from rmsweb.engine.training import (
+    Optimizer,
+    check_data,
+    constant,
+    data_digest,
+    load_training_state,
+    prepare_policy,
+    save_checkpoint,
+    save_training_state,
+)
 from rmsweb.gating import MIN_STD
 from rmsweb.objective import CLIP_HIGH, CLIP_LOW, KL_WEIGHT, SALVAGE_WEIGHT, ObjectiveConfig
 from rmsweb.prompt import PromptConfig, load_shared_prompt_config
@@ -122,6 +133,34 @@ class Config:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig(Config):
+    """Parameters, memory and work of a run on GPUs, without weights, data or a GPU. The flags of the run may stay."""
+
+    model: str = opt("", "checkpoint folder whose config.json gives the shape where --model-shape does not")
+    states: tuple[Path, ...] = opt((), "not read")
+    out: Path = opt(Path("-"), "not written")
+    model_shape: Literal["", "qwen3-vl-8b", "qwen3-vl-32b"] = opt("", "published shape")
+    world_size: int = opt(8, "GPUs")
+    gpu_gib: float = opt(80.0, "memory of a GPU in GiB")
+    prompt_tokens: int = opt(12_000, "tokens of a prompt; paper: at most 12000")
+    response_tokens: int = opt(300, "tokens of an answer, for the work of a step; memory is counted with the longest one")
+    shard: bool = opt(True, Config.__dataclass_fields__["shard"].metadata["help"])
+    recompute: bool = opt(True, Config.__dataclass_fields__["recompute"].metadata["help"])
+
+    def sizes(self) -> PlanSizes:
+        """What the plan depends on."""
+        return PlanSizes(**{field.name: getattr(self, field.name) for field in dataclasses.fields(PlanSizes)})
+
+
+def print_plan(config: PlanConfig) -> None:
+    """Prints the plan; ValueError where no shape is named."""
+    if not config.model_shape and not config.model:
+        raise ValueError(f"--plan needs --model-shape ({' or '.join(SHAPES)}) or --model")
+    shape = shape_config(config.model_shape) if config.model_shape else PolicyModel.load(config.model, device="meta").model.config
+    print(render(config.model_shape or config.model, config.sizes(), plan(shape, config.sizes())))
+
+
 def read_prompt_config(config: Config) -> PromptConfig:
     """The prompt configuration beside the first states; ValueError naming the file and the field where another file's differs."""
     return load_shared_prompt_config((*config.states, *config.dev_states))
@@ -167,22 +206,6 @@ def choose_dev(states: Sequence[State], count: int, seed: int) -> tuple[list[Sta
     return mined, ordinary
 
 
-def prepare_policy(config: Config, group: Ranks) -> tuple[PolicyModel, list[torch.nn.Parameter]]:
-    """The SFT policy with fresh adapters, and the adapters' parameters."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    half = config.dtype == "bfloat16" or (config.dtype == "auto" and group.device.type == "cuda")
-    dtype = torch.bfloat16 if half else torch.float32
-    policy = PolicyModel.load(config.model, dtype=dtype, device="cpu" if config.shard else group.device, prompt_config=read_prompt_config(config))
-    torch.manual_seed(config.seed)
-    parameters = add_lora(policy.model, rank=config.lora_rank, alpha=config.lora_alpha, scope=config.lora_scope)
-    if config.recompute:
-        checkpoint_layers(policy.model)
-    if config.shard:
-        shard(policy, group, torch.bfloat16 if half else None)
-    return policy, parameters
-
-
 def peak_memory_gb(device: torch.device) -> float:
     """Peak memory of this process so far, in GiB: the GPU's where there is one, else resident memory."""
     used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -194,11 +217,25 @@ class Run:
 
     def __init__(self, config: Config, group: Ranks) -> None:
         self.config, self.group, self.step_config = config, group, config.step_config()
-        self.policy, parameters = prepare_policy(config, group)
+        group.agree({name: value for name, value in vars(config).items() if name != "threads"})
+        self.policy, parameters = prepare_policy(
+            config.model,
+            group,
+            prompt_config=read_prompt_config(config),
+            dtype=config.dtype,
+            lora_rank=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            lora_scope=config.lora_scope,
+            recompute=config.recompute,
+            sharded=config.shard,
+            seed=config.seed,
+        )
         self.states, self.left_out = read_states(config.states, self.policy, config, "train")
         self.mined_dev, self.ordinary_dev = [], []  # type: list[State], list[State]
         if config.dev_states:
             self.mined_dev, self.ordinary_dev = choose_dev(read_states(config.dev_states, self.policy, config, "dev")[0], config.dev_count, config.seed)
+        self.data = data_digest((state.sample.sample_id, state.prompt_length, len(state.target_ids)) for state in self.states)
+        group.agree({"the states (digest)": self.data})
         self.folder = RunFolder(config.out, resume=config.resume, config=config, may_differ=("threads", "token_budget", "save_every", "max_steps"))
         rate = partial(constant, total=config.max_steps, peak=config.lr)
         self.optimizer = Optimizer(parameters, group, rate, weight_decay=config.weight_decay, clip=config.clip)
@@ -206,7 +243,9 @@ class Run:
         if config.resume:
             state = load_training_state(config.out / "state", self.policy, self.optimizer, group)
             if state is not None:
+                check_data(state["data"], self.data, config.out)
                 self.step, self.position, self.best, self.best_step = state["step"], state["position"], state["best"], state["best_step"]
+            self.folder.cut_metrics(self.step if state else -1)
 
     @property
     def chooses(self) -> bool:
@@ -246,15 +285,16 @@ class Run:
             command: list[object] = [sys.executable, EVALUATE, "--policy", self.config.out / "candidate", "--tasks", tasks, "--split", "dev", "--out", out]
             command += [*shlex.split(self.config.dev_flags), *(["--resume"] if out.exists() else [])]
             alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-            done = subprocess.run([*map(str, command)], env=alone, stdout=subprocess.DEVNULL)
+            done = subprocess.run([*map(str, command)], env=alone, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if done.returncode:
-                raise ValueError(f"--dev-episodes {tasks}: evaluate.py ended with exit code {done.returncode}")
+                raise ValueError(f"--dev-episodes {tasks}: evaluate.py ended with exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+            shutil.rmtree(self.config.out / "candidate")
             success = float(json.loads((out / "summary.json").read_text(encoding="utf-8"))["pass1"])
         return self.group.sum({"success": success})["success"]
 
     def save_state(self) -> None:
-        extra = {"step": self.step, "position": self.position, "best": self.best, "best_step": self.best_step}
-        save_training_state(self.config.out / "state", self.policy, self.optimizer, self.group, extra)
+        extra = {"step": self.step, "position": self.position, "best": self.best, "best_step": self.best_step, "data": self.data}
+        save_training_state(self.config.out / "state", self.policy, self.optimizer, self.group, step=self.step, extra=extra)
 
     def __call__(self) -> None:
         """Trains to the end and writes the checkpoints."""
@@ -296,7 +336,14 @@ class Run:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = parse_config(Config, argv, prog="train_rl.py", description=f"{__doc__}\n{Config.__doc__}")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--plan" in arguments:
+        arguments.remove("--plan")
+        print_plan(parse_config(PlanConfig, arguments, prog="train_rl.py --plan", description=PlanConfig.__doc__ or ""))
+        return 0
+    config = parse_config(Config, arguments, prog="train_rl.py", description=f"{__doc__}\n{Config.__doc__}")
+    if config.threads:
+        torch.set_num_threads(config.threads)
     with ranks(config.device) as group:
         Run(config, group)()
     return 0

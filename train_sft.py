@@ -18,11 +18,21 @@ from typing import Any, Literal
 
 import torch
 
-from rmsweb.engine.distributed import Ranks, ranks, shard
-from rmsweb.engine.lora import add_lora
+from rmsweb.engine.distributed import Ranks, ranks
 from rmsweb.engine.packing import Group, Lengths
-from rmsweb.engine.policy import PolicyModel, checkpoint_layers
-from rmsweb.engine.training import Optimizer, cosine_with_warmup, load_training_state, rank_packs, save_checkpoint, save_training_state, score
+from rmsweb.engine.policy import PolicyModel
+from rmsweb.engine.training import (
+    Optimizer,
+    check_data,
+    cosine_with_warmup,
+    data_digest,
+    load_training_state,
+    prepare_policy,
+    rank_packs,
+    save_checkpoint,
+    save_training_state,
+    score,
+)
 from rmsweb.prompt import PromptConfig, load_shared_prompt_config
 from rmsweb.records import StepSample, derive_seed, read_records
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
@@ -119,24 +129,6 @@ def read_data(files: Sequence[Path], policy: PolicyModel, config: Config, split:
     return Data(samples, roots, lengths, num_dropped)
 
 
-def prepare_policy(config: Config, group: Ranks) -> tuple[PolicyModel, list[torch.nn.Parameter]]:
-    """The model with its adapters, and the parameters that are trained."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    gpu = group.device.type == "cuda"
-    half = config.dtype == "bfloat16" or (config.dtype == "auto" and gpu)
-    frozen = torch.bfloat16 if half and config.lora_rank else torch.float32  # trained weights stay float32
-    policy = PolicyModel.load(config.model, dtype=frozen, device="cpu" if config.shard else group.device, prompt_config=read_prompt_config(config))
-    torch.manual_seed(config.seed)
-    if config.lora_rank:
-        add_lora(policy.model, rank=config.lora_rank, alpha=config.lora_alpha, dropout_p=config.lora_dropout, scope=config.lora_scope)
-    if config.recompute:
-        checkpoint_layers(policy.model)
-    if config.shard:
-        shard(policy, group, torch.bfloat16 if half else None)
-    return policy, [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
-
-
 def dev_loss(policy: PolicyModel, group: Ranks, data: Data, config: Config) -> float:
     """Mean negative log-probability of the answers' tokens, without dropout."""
     policy.model.eval()
@@ -172,9 +164,24 @@ class Run:
 
     def __init__(self, config: Config, group: Ranks) -> None:
         self.config, self.group = config, group
-        self.policy, parameters = prepare_policy(config, group)
+        group.agree({name: value for name, value in vars(config).items() if name != "threads"})
+        self.policy, parameters = prepare_policy(
+            config.model,
+            group,
+            prompt_config=read_prompt_config(config),
+            dtype=config.dtype,
+            lora_rank=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            lora_dropout=config.lora_dropout,
+            lora_scope=config.lora_scope,
+            recompute=config.recompute,
+            sharded=config.shard,
+            seed=config.seed,
+        )
         self.train = read_data(config.samples, self.policy, config, "train", "samples")
         self.dev = read_data(config.dev_samples, self.policy, config, "dev", "dev samples") if config.dev_samples else None
+        self.data = data_digest((sample.sample_id, length) for sample, length in zip(self.train.samples, self.train.lengths, strict=True))
+        group.agree({"the samples (digest)": self.data})
         self.folder = RunFolder(config.out, resume=config.resume, config=config, may_differ=("threads", "token_budget", "save_every"))
         self.batch_size = config.per_device_batch * config.accumulation * group.world_size
         self.steps_per_epoch = math.ceil(len(self.train.samples) / self.batch_size)
@@ -190,7 +197,9 @@ class Run:
         if config.resume:
             state = load_training_state(config.out / "state", self.policy, self.optimizer, group)
             if state is not None:
+                check_data(state["data"], self.data, config.out)
                 self.best, self.tokens = state["best"], state["tokens"]
+            self.folder.cut_metrics(self.optimizer.num_steps if state else -1)
 
     def log(self, values: dict[str, Any]) -> None:
         if self.group.is_main:
@@ -217,12 +226,13 @@ class Run:
         save_checkpoint(self.policy, self.group, out / name, adapter=out / "adapter" if adapter else None, base_name=self.config.model)
 
     def save_state(self) -> None:
-        extra = {"best": self.best, "tokens": self.tokens}
-        save_training_state(self.config.out / "state", self.policy, self.optimizer, self.group, extra)
+        extra = {"best": self.best, "tokens": self.tokens, "data": self.data}
+        save_training_state(self.config.out / "state", self.policy, self.optimizer, self.group, step=self.optimizer.num_steps, extra=extra)
 
     def __call__(self) -> None:
         """Trains to the end and writes the checkpoints."""
-        self.log({"samples": len(self.train.samples), "dropped": self.train.num_dropped, "trained_parameters": self.num_trained, "steps": self.num_steps})
+        if self.optimizer.num_steps == 0:
+            self.log({"samples": len(self.train.samples), "dropped": self.train.num_dropped, "trained_parameters": self.num_trained, "steps": self.num_steps})
         start = time.perf_counter()
         bar = progress(total=self.num_steps, initial=self.optimizer.num_steps, label="sft")
         while self.optimizer.num_steps < self.num_steps:
@@ -253,6 +263,8 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(Config, argv, prog="train_sft.py", description=f"{__doc__}\n{Config.__doc__}")
+    if config.threads:
+        torch.set_num_threads(config.threads)
     with ranks(config.device) as group:
         Run(config, group)()
     return 0

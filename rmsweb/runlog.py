@@ -206,6 +206,15 @@ class RunFolder:
         if data and not data.endswith(b"\n"):
             os.truncate(self.metrics_path, data.rfind(b"\n") + 1)
 
+    def cut_metrics(self, step: int) -> None:
+        """Drops the lines of metrics.jsonl behind those of `step`, which a resumed run writes again; -1 drops all."""
+        kept = 0
+        for line in self.metrics_path.read_bytes().splitlines(keepends=True) if self.metrics_path.exists() else ():
+            if json.loads(line)["step"] > step:
+                os.truncate(self.metrics_path, kept)
+                return
+            kept += len(line)
+
     def metrics(self, values: dict[str, Any]) -> None:
         """Appends one line to metrics.jsonl, on disk when this returns."""
         with open(self.metrics_path, "a", encoding="utf-8", newline="\n") as file:

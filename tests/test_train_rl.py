@@ -15,7 +15,7 @@ from tiny_model import SMALL_PROMPT
 
 import train_rl
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import save_prompt_config
+from rmsweb.prompt import load_prompt_config, save_prompt_config
 from rmsweb.records import RecordError
 
 ROOT = Path(train_rl.__file__).parent
@@ -35,6 +35,7 @@ def world(tmp_path_factory):
 
 
 def flags(world, out, *more):
+    """Flags of a small run; later ones win."""
     sizes = ["--train-batch", 4, "--mini-batch", 2, "--num-rollouts", 4, "--max-generation-batches", 2, "--response-budget", 40]
     lora = ["--lora-rank", 8, "--lora-alpha", 16, "--lr", 1e-3, "--max-steps", 4, "--save-every", 2, "--seed", 0, "--threads", 1, "--device", "cpu"]
     return [str(flag) for flag in ["--model", world / "model", "--states", world / "train/mined.jsonl", "--out", out, *sizes, *lora, *more]]
@@ -166,6 +167,32 @@ def test_two_processes_equal_one(world, tmp_path, more):
     a, b = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name, value in a.items():
         torch.testing.assert_close(b[name], value, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_dev_episodes_choose_the_checkpoint(tmp_path):
+    """Real episodes in the playground, before the first and after the last step; their success is logged and decides; a broken task file is named."""
+    base = ROOT / "rmsweb/playground/base"
+    tasks = [sys.executable, "-m", "rmsweb.playground", "tasks", "--out", str(tmp_path / "tasks"), "--train", "1", "--dev", "2", "--held-out", "1"]
+    subprocess.run(tasks, cwd=ROOT, check=True, capture_output=True)
+    config = load_prompt_config(base / "prompt_config.json")
+    file = write_states(tmp_path / "states", [dataclasses.replace(mined(index), prompt_config=config.hash) for index in INDICES])
+    save_prompt_config(config, file.parent / "prompt_config.json")
+    more = ("--model", base, "--states", file, "--max-steps", 1, "--max-generation-batches", 1, "--dev-flags", "--runs 1 --max-steps 3")
+    run(tmp_path, tmp_path / "a", *more, "--dev-episodes", tmp_path / "tasks/dev.jsonl")
+    found = [row["dev_success"] for row in metrics(tmp_path / "a") if "dev_success" in row]
+    assert len(found) == 2
+    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    assert summary["best_dev"] == max(found)
+    assert summary["best_step"] == max(step for step, success in enumerate(found) if success == max(found))
+    for step in (0, 1):
+        episodes = json.loads((tmp_path / f"a/dev-episodes/step{step}/summary.json").read_text())
+        assert (episodes["runs"], episodes["split"]) == (2, "dev")
+    assert not (tmp_path / "a/candidate").exists()
+    PolicyModel.load(tmp_path / "a/checkpoint-best")
+    with pytest.raises(ValueError, match=r"--dev-episodes .*exit code"):
+        run(tmp_path, tmp_path / "b", *more, "--dev-episodes", tmp_path / "tasks/train.jsonl")
 
 
 def test_bad_input_is_named(world, tmp_path):

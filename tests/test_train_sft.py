@@ -67,6 +67,43 @@ def test_trains_and_writes_a_run_folder(world, tmp_path):
     assert (tmp_path / "a/adapter/adapter_config.json").exists()
 
 
+def test_defaults_are_the_papers():
+    """App. F for 8B, as flags."""
+    config = train_sft.parse_config(train_sft.Config, ["--model", "m", "--samples", "s", "--out", "o"])
+    assert (config.epochs, config.lr, config.warmup_ratio, config.weight_decay, config.clip) == (3, 1e-4, 0.03, 0.01, 1.0)
+    assert (config.per_device_batch, config.accumulation) == (1, 4)
+    assert (config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_scope) == (64, 128.0, 0.05, "language")
+    assert (config.cutoff, config.seed) == (12_000, 42)
+
+
+def test_rates_and_order(world, tmp_path):
+    """Rates warm up and follow the cosine; every epoch trains every sample once, in an order of its own that the seed decides."""
+    run(world, tmp_path / "a", "--epochs", 2, "--lr", 0.2, "--warmup-ratio", 0.2, "--lora-rank", 4)
+    rates = [row["lr"] for row in metrics(tmp_path / "a") if "lr" in row]
+    assert rates == pytest.approx([train_sft.cosine_with_warmup(step, 12, 0.2, 0.2) for step in range(12)])
+    config = train_sft.parse_config(train_sft.Config, [str(flag) for flag in flags(world, tmp_path)])
+    orders = [train_sft.epoch_order(config, epoch, 21) for epoch in range(3)]
+    assert all(sorted(order) == list(range(21)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert orders != [train_sft.epoch_order(dataclasses.replace(config, seed=1), epoch, 21) for epoch in range(3)]
+
+
+def test_the_best_checkpoint_is_that_of_the_lowest_dev_loss(world, tmp_path, monkeypatch):
+    """With the lowest loss after the second of three epochs, checkpoint-best and the adapter are those of its end, checkpoint-last is another."""
+    losses = iter((2.0, 1.0, 3.0))
+    monkeypatch.setattr(train_sft, "dev_loss", lambda *_: next(losses))
+    out = tmp_path / "a"
+    run(world, out, "--dev-samples", world / "dev/samples.jsonl", "--epochs", 3, "--lr", 1e-2, "--lora-rank", 4)
+    assert json.loads((out / "summary.json").read_text())["best_dev_loss"] == 1.0
+    state = torch.load(out / "state/state-00000012.rank0-of-1.pt", weights_only=True)["weights"]
+    adapter = load_file(out / "adapter/adapter_model.safetensors")
+    assert len(adapter) == len(state)
+    for name, value in state.items():
+        assert torch.equal(adapter[f"base_model.model.{name}.weight"], value)
+    best = load_file(out / "checkpoint-best/model.safetensors")
+    assert any(not torch.equal(value, best[name]) for name, value in weights(out).items())
+
+
 def test_packing_changes_no_loss(world, tmp_path):
     """Rows of any length give the same losses and weights."""
     common = ("--epochs", 1, "--lr", 1e-3, "--lora-dropout", 0, "--lora-rank", 4)

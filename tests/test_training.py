@@ -1,29 +1,38 @@
 """Laws of the optimizer step, the packs of a step, and the training state."""
 
 import copy
+import json
 import math
 
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rl_world import ordinary, wavering_policy
+from safetensors.torch import load_file
 from tiny_model import tiny_policy
+from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
 from rmsweb.engine.packing import Group
 from rmsweb.engine.policy import PolicyModel
+from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.engine.training import (
     Optimizer,
+    check_data,
     constant,
     cosine_with_warmup,
+    data_digest,
     load_training_state,
     rank_packs,
     save_checkpoint,
     save_training_state,
     score,
 )
-from rmsweb.records import Message, Text
+from rmsweb.records import Image, Message, Text
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -133,31 +142,72 @@ def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
     """Two steps, a state, two steps equal two steps, a fresh process that loads the state, two steps; the two newest states stay."""
     policy, optimizer = start()
     assert load_training_state(tmp_path, policy, optimizer, ALONE) is None
-    for _ in range(2):
+    for step in (1, 2):
         take_steps(policy, optimizer, 1)
-        save_training_state(tmp_path, policy, optimizer, ALONE, {"best": 1.5})
+        save_training_state(tmp_path, policy, optimizer, ALONE, step=step, extra={"best": 1.5})
+    drawn = torch.rand(3)
     take_steps(policy, optimizer, 2)
     again, fresh = start(seed=1)
-    (tmp_path / "state-00000009.rank0.tmp").write_bytes(b"torn")  # a killed writer's rest
+    (tmp_path / "state-00000009.rank0-of-1.tmp").write_bytes(b"torn")  # a killed writer's rest
     assert load_training_state(tmp_path, again, fresh, ALONE) == {"best": 1.5}
     assert fresh.num_steps == 2
+    assert torch.equal(torch.rand(3), drawn)
     take_steps(again, fresh, 2)
     for ours, theirs in zip(optimizer.parameters, fresh.parameters, strict=True):
         assert torch.equal(ours, theirs)
-    save_training_state(tmp_path, again, fresh, ALONE, {})
-    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["state-00000002.rank0.pt", "state-00000004.rank0.pt"]
+        assert all(torch.equal(value, fresh.adam.state[theirs][name]) for name, value in optimizer.adam.state[ours].items())
+    save_training_state(tmp_path, again, fresh, ALONE, step=4, extra={})
+    assert [path.name for path in sorted(tmp_path.glob("*.pt"))] == ["state-00000002.rank0-of-1.pt", "state-00000004.rank0-of-1.pt"]
+
+
+def test_skipped_steps_have_states_of_their_own(tmp_path):
+    """A step that made no update is another state than the step before: its stream position must not be lost."""
+    policy, optimizer = start()
+    for step in (1, 2, 3):
+        save_training_state(tmp_path, policy, optimizer, ALONE, step=step, extra={"position": 10 * step})
+    assert load_training_state(tmp_path, policy, optimizer, ALONE) == {"position": 30}
+
+
+class Parted(Ranks):
+    """Rank 0 of two, whose other rank has got as far as `others` says."""
+
+    others: tuple[int, ...] = ()
+
+    def gather(self, value):
+        return [value, list(self.others)] if all(isinstance(item, int) for item in value) else [value, []]
+
+    def barrier(self):
+        pass
+
+
+def test_ranks_resume_from_the_newest_common_state(tmp_path):
+    """A state that the other rank has not written is not used, and deleted, so that it can never be mixed with later ones."""
+    policy, optimizer = start()
+    pair = Parted(0, 2, torch.device("cpu"))
+    for step in (3, 6):
+        save_training_state(tmp_path, policy, optimizer, pair, step=step, extra={"at": step})
+    Parted.others = (1, 3)
+    assert load_training_state(tmp_path, policy, optimizer, pair) == {"at": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["state-00000003.rank0-of-2.pt"]
+    Parted.others = ()
+    assert load_training_state(tmp_path, policy, optimizer, pair) is None
 
 
 def test_a_state_of_another_run_is_an_error(tmp_path):
-    """Other parameters or another number of ranks are named."""
+    """Other parameters, another number of ranks (more or fewer) and other data are named."""
     policy, optimizer = start()
-    save_training_state(tmp_path, policy, optimizer, ALONE, {})
+    save_training_state(tmp_path, policy, optimizer, ALONE, step=0, extra={})
     other = tiny_policy()
     with pytest.raises(ValueError, match="other parameters"):
         load_training_state(tmp_path, other, Optimizer(list(other.model.parameters()), ALONE, lambda step: 0.1), ALONE)
-    (tmp_path / "state-00000000.rank1.pt").write_bytes(b"")
-    with pytest.raises(ValueError, match="more than 1 ranks"):
+    with pytest.raises(ValueError, match="another number of ranks than 2"):
+        load_training_state(tmp_path, policy, optimizer, Parted(0, 2, torch.device("cpu")))
+    (tmp_path / "state-00000000.rank1-of-2.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="another number of ranks than 1"):
         load_training_state(tmp_path, policy, optimizer, ALONE)
+    check_data(data_digest([1, "a"]), data_digest([1, "a"]), tmp_path)
+    with pytest.raises(ValueError, match="other data"):
+        check_data(data_digest([1, "a"]), data_digest(["a", 1]), tmp_path)
 
 
 def test_checkpoint_is_merged_and_replaces_the_old_one(tmp_path):
@@ -175,3 +225,57 @@ def test_checkpoint_is_merged_and_replaces_the_old_one(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "best"]
     assert not (tmp_path / "best" / "old").exists()
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_a_checkpoint_generates_the_same_text_elsewhere(tmp_path):
+    """`from_pretrained` and `generate`, which know nothing of this package, give the sampler's greedy answers, with a picture and without, to the end token."""
+    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    picture = Image(path="a.png", sha256="", width=160, height=96)
+    policy = wavering_policy()
+    policy.model.generation_config.eos_token_id = policy.end_id
+    torch.manual_seed(1)
+    for parameter in add_lora(policy.model, rank=2, alpha=4):
+        torch.nn.init.normal_(parameter, std=0.02)
+    save_checkpoint(policy, ALONE, tmp_path / "best")
+    other = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path / "best", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "best")
+    parts = ordinary(3).messages[0].parts
+    for shown in (parts, (picture, *parts)):
+        prompt = policy.encode_prompt([Message(role="user", parts=shown)], tmp_path)
+        ((ours,),) = sample(policy, [prompt], n=1, max_new_tokens=40, seeds=[0], decoding=Decoding(temperature=0))
+        pictures = {}
+        if prompt.pixel_values is not None:
+            pictures = {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.image_grid}
+            pictures["mm_token_type_ids"] = (prompt.ids == other.config.image_token_id).int()[None]
+        ids = prompt.ids[None]
+        theirs = other.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, **pictures)[0, len(prompt) :]
+        assert theirs.tolist() == ours.ids.tolist()
+        assert tokenizer.decode(theirs, skip_special_tokens=False).removesuffix("<|im_end|>") == ours.text
+        assert pictures or (ours.finish_reason == "stop" and ours.text.startswith('{"action":[{"click'))
+
+
+def test_the_generation_settings_survive_sharded_loading(tmp_path):
+    """A model made on the meta device knows the end token of its checkpoint, so that servers of what it becomes stop there."""
+    policy = tiny_policy()
+    policy.model.generation_config.eos_token_id = policy.end_id
+    policy.save(tmp_path)
+    assert PolicyModel.load(tmp_path, device="meta").model.generation_config.eos_token_id == policy.end_id
+
+
+def test_adapters_are_saved_in_the_common_layout(tmp_path):
+    """The file names, configuration and tensor names that PEFT reads, one A [r, in] and B [out, r] a layer."""
+    policy, _ = start()
+    save_checkpoint(policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter", base_name="Qwen/Qwen3-VL-8B-Instruct")
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]) == ("LORA", 2, 4, "none")
+    assert config["base_model_name_or_path"] == "Qwen/Qwen3-VL-8B-Instruct"
+    leaves = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    layers = [f"model.language_model.layers.{number}.{leaf}" for number in range(2) for leaf in leaves]
+    assert config["target_modules"] == sorted(layers)
+    tensors, modules = load_file(tmp_path / "adapter/adapter_model.safetensors"), dict(policy.model.named_modules())
+    assert tensors.keys() == {f"base_model.model.{layer}.lora_{side}.weight" for layer in layers for side in "AB"}
+    for layer in layers:
+        rows, columns = modules[layer].weight.shape
+        assert tensors[f"base_model.model.{layer}.lora_A.weight"].shape == (2, columns)
+        assert tensors[f"base_model.model.{layer}.lora_B.weight"].shape == (rows, 2)

@@ -48,11 +48,16 @@ class LoRALinear(nn.Linear):
         self.weight, self.bias = base.weight, base.bias
         device = base.weight.device
         self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, dtype=torch.float32, device=device))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, dtype=torch.float32, device=device))
-        if not self.lora_A.is_meta:
-            nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+        self.lora_B = nn.Parameter(torch.empty(base.out_features, rank, dtype=torch.float32, device=device))
+        self.reset()
         self.rank, self.alpha, self.dropout_p, self.enabled = rank, alpha, dropout_p, True
         self.training = base.training
+
+    def reset(self) -> None:
+        """Makes the adapter a new one: A Kaiming-uniform, B zero. On the meta device there is nothing to draw."""
+        if not self.lora_A.is_meta:
+            nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+            nn.init.zeros_(self.lora_B)
 
     @property
     def scale(self) -> float:
@@ -143,13 +148,14 @@ def merge(model: nn.Module) -> None:
         setattr(model.get_submodule(parent), leaf, plain)
 
 
-def merged_state_dict(model: nn.Module, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> dict[str, Tensor]:
-    """State dict of the model as if merged; the model itself is left alone. `whole` gathers a sharded tensor."""
-    layers = lora_layers(model)
-    state = {name: whole(tensor) for name, tensor in model.state_dict().items() if not name.endswith((".lora_A", ".lora_B"))}
-    for name, layer in layers.items():
-        weight = state[f"{name}.weight"]
-        state[f"{name}.weight"] = (weight.float() + layer.delta().detach()).to(weight.dtype)
+def merged_state_dict(model: nn.Module, whole: Callable[[Tensor], Tensor | None] = lambda tensor: tensor) -> dict[str, Tensor]:
+    """State dict of the model as if merged; the model itself is left alone. `whole` gathers a sharded tensor, and gives None for one to leave out."""
+    layers, state = lora_layers(model), {}
+    for name, tensor in model.state_dict().items():
+        if name.endswith((".lora_A", ".lora_B")) or (full := whole(tensor)) is None:
+            continue
+        layer = layers.get(name.removesuffix(".weight"))
+        state[name] = full if layer is None else (full.float() + layer.delta().detach().to(full.device)).to(full.dtype)
     return state
 
 

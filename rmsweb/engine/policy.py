@@ -14,6 +14,7 @@ Shapes: T tokens of a pack, N answer tokens of a pack, P prompt, R response, V v
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ import PIL.Image
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+from transformers import AutoTokenizer, GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
 from rmsweb.engine.attention import use_segment_attention
@@ -146,7 +147,7 @@ class PolicyModel:
     def load(
         cls, source: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", prompt_config: PromptConfig | None = None
     ) -> "PolicyModel":
-        """Loads a checkpoint folder, or a model by its hub name, whatever dtype it is stored in.
+        """Loads a checkpoint folder, or a model by its hub name, whatever dtype it is stored in; on the device "meta" without its weights.
 
         The folder's prompt_config.json must equal `prompt_config` where both are there: ValueError naming the field that differs.
         FileNotFoundError where there is no such checkpoint, ValueError where weights are missing.
@@ -156,10 +157,18 @@ class PolicyModel:
             raise FileNotFoundError(f"{folder}: no checkpoint there (config.json is missing)")
         transformers_logging.disable_progress_bar()
         try:
-            model, info = Qwen3VLForConditionalGeneration.from_pretrained(source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True)
+            if str(device) == "meta":
+                with torch.device("meta"):
+                    model = Qwen3VLForConditionalGeneration._from_config(Qwen3VLConfig.from_pretrained(source), dtype=dtype, attn_implementation="sdpa")
+                with suppress(OSError):  # a checkpoint need not have one
+                    model.generation_config = GenerationConfig.from_pretrained(source)
+                wrong = []
+            else:
+                model, info = Qwen3VLForConditionalGeneration.from_pretrained(source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True)
+                wrong = [*info["missing_keys"], *info["unexpected_keys"]]
         except OSError as error:
             raise FileNotFoundError(f"{source}: neither a checkpoint folder nor a model that can be fetched ({str(error).splitlines()[0]})") from None
-        if wrong := [*info["missing_keys"], *info["unexpected_keys"]]:
+        if wrong:
             raise ValueError(f"{source}: the weights do not fit a Qwen3-VL: {', '.join(sorted(wrong)[:3])} missing or unexpected ({len(wrong)} in all)")
         own = folder / "prompt_config.json"
         stored = load_prompt_config(own) if own.is_file() else None

@@ -9,10 +9,11 @@ Shapes: N answer tokens of a pack.
 2. ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
 """
 
+import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rmsweb.engine.distributed import Ranks, whole
-from rmsweb.engine.lora import lora_layers, merged_state_dict, save_adapter
+from rmsweb.engine.distributed import Ranks, shard, whole
+from rmsweb.engine.lora import Scope, add_lora, lora_layers, merged_state_dict, save_adapter
 from rmsweb.engine.packing import Group, Lengths, Pack, cost, deal, dummy_pack, make_pack, plan_packs, select
-from rmsweb.engine.policy import PolicyModel
+from rmsweb.engine.policy import PolicyModel, checkpoint_layers
+from rmsweb.prompt import PromptConfig
 
 KEPT_STATES = 2  # newest training states that stay on disk
 
@@ -45,6 +47,39 @@ def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) 
 def constant(step: int, total: int, peak: float, warmup_ratio: float = 0.0) -> float:
     """Learning rate of RL: the peak at every step."""
     return peak
+
+
+def prepare_policy(
+    source: str,
+    ranks: Ranks,
+    *,
+    prompt_config: PromptConfig,
+    dtype: str,
+    lora_rank: int,
+    lora_alpha: float,
+    lora_scope: Scope,
+    lora_dropout: float = 0.0,
+    recompute: bool,
+    sharded: bool,
+    seed: int,
+) -> tuple[PolicyModel, list[nn.Parameter]]:
+    """The model `source` with fresh adapters on this rank's device, whole or its shard, and the parameters that are trained.
+
+    Args:
+        dtype: of frozen weights: float32, bfloat16, or auto (bfloat16 on a GPU). Trained weights are float32.
+        lora_rank: 0 trains all weights, without adapters.
+    """
+    half = dtype == "bfloat16" or (dtype == "auto" and ranks.device.type == "cuda")
+    frozen = torch.bfloat16 if half and lora_rank else torch.float32
+    policy = PolicyModel.load(source, dtype=frozen, device="meta" if sharded else ranks.device, prompt_config=prompt_config)
+    torch.manual_seed(seed)
+    if lora_rank:
+        add_lora(policy.model, rank=lora_rank, alpha=lora_alpha, dropout_p=lora_dropout, scope=lora_scope)
+    if recompute:
+        checkpoint_layers(policy.model)
+    if sharded:
+        shard(policy, ranks, torch.bfloat16 if half else None)
+    return policy, [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,34 +188,45 @@ class Optimizer:
 # ------------------------------------------------------------------------------------------------- states and checkpoints
 
 
-def save_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks, extra: dict[str, Any]) -> None:
-    """Writes folder/state-<step>.rank<r>.pt: trained weights, optimizer, random state and `extra`; the two newest steps stay.
+def save_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks, *, step: int, extra: dict[str, Any]) -> None:
+    """Writes folder/state-<step>.rank<r>-of-<ranks>.pt: trained weights, optimizer, random state and `extra`; the two newest steps stay.
 
-    A file appears whole or not at all, so a run killed at any moment goes on from the newest step that all ranks have.
+    A file appears whole or not at all, so a run killed at any moment goes on from the newest step that all ranks have. `step` counts training steps,
+    skipped ones included.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"state-{optimizer.num_steps:08d}.rank{ranks.rank}.pt"
+    path = folder / f"state-{step:08d}.rank{ranks.rank}-of-{ranks.world_size}.pt"
     weights = {name: parameter.detach() for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
-    state = {"step": optimizer.num_steps, "weights": weights, "adam": optimizer.adam.state_dict(), "rng": torch.get_rng_state(), "extra": extra}
-    torch.save(_local(state), path.with_suffix(".tmp"))
-    os.replace(path.with_suffix(".tmp"), path)
+    state = {"updates": optimizer.num_steps, "weights": weights, "adam": optimizer.adam.state_dict(), "rng": torch.get_rng_state(), "extra": extra}
+    if ranks.device.type == "cuda":
+        state["cuda_rng"] = torch.cuda.get_rng_state(ranks.device)
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        torch.save(_local(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
     ranks.barrier()
-    for old in _states(folder, ranks.rank)[:-KEPT_STATES]:
+    for _, old in sorted(_states(folder, ranks).items())[:-KEPT_STATES]:
         old.unlink()
 
 
 def load_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks) -> dict[str, Any] | None:
     """Goes back to the newest state that all ranks have and returns its `extra`; None where there is none.
 
-    ValueError where the state belongs to other parameters or another number of ranks.
+    Later states, which some ranks wrote before the run was killed, are deleted. ValueError where the state belongs to other parameters or another
+    number of ranks.
     """
-    steps = [{path.name.split(".")[0] for path in _states(folder, rank)} for rank in range(ranks.world_size)]
-    common = sorted(set.intersection(*steps)) if steps else []
-    if not common:
+    own = _states(folder, ranks)
+    if others := set(folder.glob("state-*.pt")) - {path for paths in ranks.gather(list(own.values())) for path in paths}:
+        raise ValueError(f"{min(others)}: was written by another number of ranks than {ranks.world_size}; resume with as many as before")
+    newest = max(set.intersection(*map(set, ranks.gather(list(own)))), default=-1)
+    for step, path in own.items():
+        if step > newest:
+            path.unlink()
+    if newest < 0:
         return None
-    path = folder / f"{common[-1]}.rank{ranks.rank}.pt"
-    if (folder / f"{common[-1]}.rank{ranks.world_size}.pt").exists():
-        raise ValueError(f"{path}: was written by more than {ranks.world_size} ranks; resume with as many as before")
+    path = own[newest]
     state = torch.load(path, map_location="cpu", weights_only=True)
     trained = {name: parameter for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
     if trained.keys() != state["weights"].keys():
@@ -188,15 +234,29 @@ def load_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer,
     for name, parameter in trained.items():
         target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         target.data.copy_(state["weights"][name])
-    shapes = iter([parameter for group in optimizer.adam.param_groups for parameter in group["params"]])
-    optimizer.adam.load_state_dict(_like(state["adam"], list(shapes)))
-    optimizer.num_steps = state["step"]
+    shapes = [parameter for group in optimizer.adam.param_groups for parameter in group["params"]]
+    optimizer.adam.load_state_dict(_like(state["adam"], shapes))
+    optimizer.num_steps = state["updates"]
     torch.set_rng_state(state["rng"])
+    if "cuda_rng" in state:
+        torch.cuda.set_rng_state(state["cuda_rng"], ranks.device)
     return state["extra"]
 
 
-def _states(folder: Path, rank: int) -> list[Path]:
-    return sorted(folder.glob(f"state-*.rank{rank}.pt"))
+def data_digest(items: Iterable[Any]) -> str:
+    """Short digest of what a run trains on, in order: ranks must agree on it, and a resumed run must find it again."""
+    return hashlib.sha256("\n".join(map(repr, items)).encode()).hexdigest()[:16]
+
+
+def check_data(before: str, now: str, out: Path) -> None:
+    """ValueError where a resumed run would train on other data than before."""
+    if before != now:
+        raise ValueError(f"{out}: the run was started with other data (digest {before}, now {now}); resume with the same files or choose another --out")
+
+
+def _states(folder: Path, ranks: Ranks) -> dict[int, Path]:
+    """Step -> file of this rank's states."""
+    return {int(path.name.split("-")[1].split(".")[0]): path for path in folder.glob(f"state-*.rank{ranks.rank}-of-{ranks.world_size}.pt")}
 
 
 def _local(value: Any) -> Any:
@@ -222,9 +282,15 @@ def _like(state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> dict[str
 def save_checkpoint(policy: PolicyModel, ranks: Ranks, folder: Path, *, adapter: Path | None = None, base_name: str = "") -> None:
     """Rank 0 writes the merged standard checkpoint to `folder` and, where there are adapters, those to `adapter`; all ranks must call it.
 
-    A folder of the same name is replaced at once, when the new one is complete.
+    Sharded weights are gathered one tensor at a time and kept by rank 0 alone, in main memory. A folder of the same name is replaced when the new one
+    is complete.
     """
-    state = merged_state_dict(policy.model, whole)
+
+    def keep(tensor: Tensor) -> Tensor | None:
+        full = whole(tensor)
+        return full.cpu() if ranks.is_main else None
+
+    state = merged_state_dict(policy.model, keep)
     if ranks.is_main:
         _replace(folder, lambda target: policy.save(target, state=state))
         if adapter is not None and lora_layers(policy.model):
@@ -233,8 +299,11 @@ def save_checkpoint(policy: PolicyModel, ranks: Ranks, folder: Path, *, adapter:
 
 
 def _replace(folder: Path, write: Callable[[Path], None]) -> None:
-    temporary = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    write(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+    new, old = (folder.with_name(f"{folder.name}.{name}.tmp") for name in ("new", "old"))
+    for rest in (new, old):  # of a killed run
+        shutil.rmtree(rest, ignore_errors=True)
+    write(new)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(new, folder)
+    shutil.rmtree(old, ignore_errors=True)

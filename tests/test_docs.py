@@ -1,0 +1,36 @@
+"""What the tables in docs/ name exists."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+DOCS = TESTS.parent / "docs"
+
+
+def names_in(file: Path) -> set[str]:
+    """Names of a file's test functions."""
+    return {node.name for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("document", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_named_tests_exist(document: Path) -> None:
+    """`file.py::test` in its file; a bare `test` in the file named before it."""
+    file, known, missing = "", dict[str, set[str]](), []
+    for found in re.finditer(r"`(?:(test_\w+\.py)::)?(test_\w+)`", document.read_text(encoding="utf-8")):
+        file = found[1] or file
+        if file and file not in known:
+            known[file] = names_in(TESTS / file) if (TESTS / file).is_file() else set()
+        if found[2] not in known.get(file, set()):
+            missing.append(f"{file}::{found[2]}")
+    assert not missing
+    assert known, f"{document} names no test"
+
+
+def test_every_fault_has_a_guard_and_a_test_or_cannot_occur() -> None:
+    """Thirty rows; one without a test says why the fault cannot occur."""
+    rows = [line.split("|")[1:-1] for line in (DOCS / "faults.md").read_text(encoding="utf-8").splitlines() if re.match(r"\| \d", line)]
+    assert [int(row[0]) for row in rows] == list(range(1, 31))
+    assert all("::test_" in row[4] or row[3].strip().startswith("cannot occur: ") for row in rows)
