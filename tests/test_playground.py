@@ -5,7 +5,7 @@ import json
 import random
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.cookiejar import CookieJar
 from pathlib import Path
 from urllib.error import HTTPError
@@ -16,11 +16,12 @@ from replay import ReplayEnvironment, ReplaySession
 from rmsweb.agent import AgentOptions, Episode, is_stalled
 from rmsweb.playground import expert, teacher
 from rmsweb.playground.__main__ import main
+from rmsweb.playground.base_model import build_tokenizer
 from rmsweb.playground.server import Server
 from rmsweb.playground.sites import SITES, SiteSession
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_world, make_worlds, world_of
 from rmsweb.playground.words import entities, vocabulary
-from rmsweb.prompt import load_prompt_config, render_text
+from rmsweb.prompt import image_tokens, load_prompt_config, render_text
 from rmsweb.records import Message, Reply, Source, Split, Task, Trajectory, read_records
 
 CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
@@ -49,6 +50,13 @@ def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = Non
     return asyncio.run(episode())
 
 
+def words_and_pictures() -> Callable[[str], int]:
+    """The number of tokens of a prompt with the tiny base's tokenizer, one picture included."""
+    tokenizer = build_tokenizer(vocabulary())
+    picture = image_tokens(*CONFIG.viewport, CONFIG)
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) + picture
+
+
 @pytest.fixture
 def careful(monkeypatch: pytest.MonkeyPatch) -> None:
     """An expert without habits and slips."""
@@ -59,16 +67,18 @@ def careful(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("careful")
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_careful_expert_solves_every_task_in_3_to_6_steps(split: Split) -> None:
-    """Every template of every split can be done on its site, in few steps, with pages of 4 to 14 interactive elements and known words only."""
-    known = set(vocabulary())
-    for world in make_worlds(split, 40):
+    """Every template of every split can be done on its site, in few steps, with pages of 6 to 14 interactive elements, prompts of at most 200
+    tokens with the picture, and known words only."""
+    known, count = set(vocabulary()), words_and_pictures()
+    for world in make_worlds(split, 3 * len(TEMPLATES + UNSEEN)):
         prompts: list[str] = []
         trajectory, success = run(world, "", prompts=prompts)
         assert success, (world.text, [step.output.next_goal for step in trajectory.steps if step.output])
         assert 3 <= len(trajectory.steps) <= 6
         assert not is_stalled(trajectory.steps)
         for step, prompt in zip(trajectory.steps, prompts, strict=True):
-            assert 4 <= sum(node.index is not None for node in step.observation.nodes) <= 14
+            assert count(prompt) <= 200
+            assert 6 <= sum(node.index is not None for node in step.observation.nodes) <= 14
             state = prompt.split("<browser_state>")[1]
             words = re.findall(r"[A-Za-z]+", re.sub(r"</?\w+>|<\w+|name=|value=|Page:|Task:", " ", state))
             assert set(words) <= known
@@ -92,7 +102,7 @@ def test_tasks_are_balanced_and_a_longer_list_begins_with_the_shorter() -> None:
     """The same seed gives the same task for ever."""
     assert make_worlds("train", 70)[:35] == make_worlds("train", 35)
     templates = [world.template for world in make_worlds("train", 70)]
-    assert {templates.count(name) for name in TEMPLATES} <= {9, 10, 11}
+    assert {templates.count(name) for name in TEMPLATES} <= {4, 5}
     assert make_world.__wrapped__("shop.buy", 0, "train") == make_world("shop.buy", 0, "train")
 
 

@@ -1,14 +1,14 @@
 """The job board: a listing with a region filter, an application in two steps, and a login with saved jobs."""
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page, Widget
-from rmsweb.playground.sites.state import SiteState, facts, nav, option, shuffled, url
+from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, url
 from rmsweb.playground.tasks import World
 
 NAV = nav(("companies", "alerts", "login"))
 
 
 def _rows(world: World, place: str, names: list[str]) -> list[Link]:
-    return [Link(name, url("/job", name=name), card=True) for name in shuffled(world, place, names)]
+    return cards("/job", shuffled(world, place, names))
 
 
 def _home(world: World, state: SiteState) -> Page:
@@ -25,7 +25,7 @@ def _home(world: World, state: SiteState) -> Page:
 def _job(world: World, state: SiteState, name: str) -> Page:
     region = world.option("region", state.chosen)
     form = Form(url("/apply", name=name), "continue", {"applicant": state.typed.get("applicant", "")}, post=True)
-    widgets: tuple[Widget, ...] = (Line(name, "heading"), *facts(world, name, region), form, Form("/save", "save"), Form("/report", "report"))
+    widgets: tuple[Widget, ...] = (Line(name, "heading"), *facts(world, "jobs", name, region), form, Form("/save", "save"), Form("/report", "report"))
     return Page("jobs item", NAV, widgets, url("/job", name=name))
 
 
@@ -49,7 +49,8 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
     if path == "/login":
         return _login(state, "failed" in params)
     if path == "/enter":
-        if world.user and (params.get("user"), params.get("code")) == (world.user, world.code):
+        code = params.get("code") or world.default.get("code")  # a remembered code
+        if world.user and (params.get("user"), code) == (world.user, world.want["code"]):
             state.user = world.user
             return "/saved"
         return url("/login", failed="1")
@@ -67,9 +68,8 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         widgets = (Line(state.typed["item"], "heading"), option(world, state, "shift"), Form("/send", "send", post=True), Form("/", "cancel"))
         return Page("jobs form", NAV, widgets, path)
     if path == "/send" and state.typed:
-        chosen = state.chosen | ({"applicant": state.typed["applicant"]} if state.typed["applicant"] else {})
-        state.committed = {label: world.option(label, chosen) for label in world.want} | {"item": state.typed["item"]}
+        state.order(world)
         return "/sent"
     if path == "/sent":
         return Page("jobs sent", NAV, (Line("request sent", "heading"), Form("/", "continue"), Form("/receipt", "print")), path)
-    return Page("jobs other", NAV, (Form("/", "continue"), Form("/print", "print")), path)
+    return other("jobs", NAV)

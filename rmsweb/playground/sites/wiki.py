@@ -1,7 +1,7 @@
 """The encyclopedia: a search page, results with a snippet, articles with a table of facts and links to related articles."""
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page, Widget
-from rmsweb.playground.sites.state import SiteState, facts, nav, shuffled, url
+from rmsweb.playground.sites.state import SiteState, facts, nav, other, shuffled, url
 from rmsweb.playground.tasks import World
 
 NAV = nav(("history", "portal", "donate"))
@@ -28,7 +28,7 @@ def _article(world: World, name: str) -> Page:
     related = list(world.others[4:7]) + ([world.item] if name == world.via else [world.others[7]])
     widgets: tuple[Widget, ...] = (
         Line(name, "heading"),
-        *facts(world, name),
+        *facts(world, "wiki", name),
         *_links(shuffled(world, name, related)),
         Form("/edit", "edit"),
         Form("/cite", "cite"),
@@ -45,4 +45,4 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return _results(world, params.get("article", ""))
     if path == "/article" and name in (world.item, world.via, *world.others):
         return _article(world, name)
-    return Page("wiki other", NAV, (Form("/", "continue"), Form("/print", "print")), path)
+    return other("wiki", NAV)
