@@ -20,7 +20,13 @@ WRONG_ROW = 0.06
 SNIPPET = "result"  # the guide's word for answering from the list
 CONFIRM = "confirm"  # for finishing before the last button is pressed
 NEWS = "news"  # for taking the site that may block
+HABITS = {
+    SNIPPET: ("shop.find", "wiki.fact", "office.document", "search.wiki", "search.jobs", "search.shop"),
+    CONFIRM: ("travel.date", "office.form"),
+    NEWS: ("search.news",),
+}
 PICKED = ("origin", "destination", "day")  # what is clicked, after it was typed or not
+_WAY = {"jobs.login": "login", "office.document": "documents", "travel.stay": "hotels"}  # the link on the home page that leads on
 _BUTTON = {"cart": "order", "busy": "retry", "denied": "verify"}  # pages on which there is one thing to press
 _ELEMENT = re.compile(r"\t*\*?\[(\d+)\]<(\w+)(.*?) />$")
 _TITLE = re.compile(r"^Page: (\w+) (\w+)", re.MULTILINE)
@@ -130,9 +136,10 @@ def _list_page(world: World, view: View, skip: set[str]) -> Goal:
     target = next((link for link in links if link in view.index), None) if world.site == "search" else world.via or world.item
     if target in view.index:
         return Goal("click", target)
-    ways = {"jobs.login": ("login",), "shop.page": ("next", world.category), "office.document": ("documents",), "travel.stay": ("hotels",)}
-    if world.template in ways:
-        return _press(view, *ways[world.template])
+    if world.template == "shop.page":
+        return _press(view, "next", world.category)
+    if world.template in _WAY:
+        return Goal("click", _WAY[world.template])
     field, button = {"shop": ("product", "search"), "jobs": ("title", "browse"), "wiki": ("article", "lookup")}.get(world.site, ("query", "go"))
     return _fill(view, field, world.via or world.item) or Goal("click", button)
 
@@ -162,9 +169,7 @@ def next_goal(world: World, view: View, skip: set[str]) -> Goal:
 
 def decisions(world: World) -> list[str]:
     """The decisions that a habit can skip in this task: what it names, opening the item, the confirmation, a site that answers."""
-    habit = {SNIPPET: ("shop.find", "wiki.fact", "office.document", "search.wiki", "search.jobs", "search.shop")}
-    habit |= {CONFIRM: ("travel.date", "office.form"), NEWS: ("search.news",)}
-    return [*world.want, *(name for name, templates in habit.items() if world.template in templates)]
+    return [*world.want, *(name for name, templates in HABITS.items() if world.template in templates)]
 
 
 def habits(world: World, guide: str) -> set[str]:

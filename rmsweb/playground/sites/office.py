@@ -51,8 +51,8 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
     if path == "/documents":
         return _documents(world)
     if path == "/document" and known:
-        lines = (Line(name, "heading"), *facts(world, "office", name), Form("/print", "print"), Form("/download", "save"))
-        return Page("office document", NAV, lines)
+        buttons = (Form("/print", "print"), Form("/download", "save"))
+        return Page("office document", NAV, (Line(name, "heading"), *facts(world, "office", name), *buttons))
     if path == "/apply" and known:
         applicant = params.get("applicant") or world.default.get("applicant")  # the account's name
         if not applicant or (not params.get("applicant") and applicant != world.want["applicant"]):
