@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, quote_plus, urlencode, urljoin, urlsplit
+from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit
 
 from rmsweb.browser.actions import with_defaults
 from rmsweb.browser.state import fingerprint
@@ -76,9 +76,12 @@ class ReplaySession:
         if enter:
             tab.history.append(tab.url)
 
+    def _absolute(self, href: str) -> str:
+        return href if href.startswith("http") else f"http://{urlsplit(self.tab.url).netloc}{href}"
+
     def _follow(self, href: str, *, link: bool = False) -> None:
         """Opens a URL or a path of the same host. A link to the page where it stands makes no new entry of the history; a form does."""
-        url = urljoin(self.tab.url, href)
+        url = self._absolute(href)
         self._show(url, enter=not (link and url == self.tab.url))
 
     async def reset(self) -> None:
@@ -165,7 +168,7 @@ class ReplaySession:
             return ActionResult(message=name)
         kind, target = self.targets.get(params["index"], ("", None))
         if name == "click_element_by_index" and kind == "link" and target.new_tab:
-            await self._open(urljoin(tab.url, target.href))
+            await self._open(self._absolute(target.href))
         elif name == "click_element_by_index" and kind == "link":
             self._follow(target.href, link=True)
         elif name == "click_element_by_index" and kind == "form":

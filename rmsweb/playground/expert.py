@@ -48,7 +48,7 @@ class View:
 
     def fact(self, label: str | None) -> str | None:
         """The value of a fact line."""
-        return next((text.split()[1] for text in self.texts if label and text.startswith(label + " ")), None)
+        return next((text.replace(label, "").strip() for text in self.texts if label and label in text.split()), None)
 
 
 def read_view(prompt: str) -> View:

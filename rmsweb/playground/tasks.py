@@ -120,6 +120,11 @@ class World:
         return self.template.split(".")[0]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names that have pages of their own."""
+        return (self.item, *self.others, *((self.via,) if self.via else ()))
+
+    @property
     def task_id(self) -> str:
         return f"{self.template}-{self.split}-{self.seed}"
 

@@ -38,13 +38,12 @@ def _login(state: SiteState, failed: bool) -> Page:
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
     """A request -> a page, or the path to go on to."""
     name = params.get("name", "")
-    known = (world.item, *world.others)
     if path == "/":
         return _home(world, state)
     if path == "/search":
-        found = [params.get("title", "")] if params.get("title") in known else list(world.others[4:7])
+        found = [params.get("title", "")] if params.get("title") in world.names else list(world.others[4:7])
         return Page("jobs results", NAV, (Form("/search", "browse", {"title": params.get("title", "")}), *_rows(world, "search", found)), url(path, **params))
-    if path == "/job" and name in known:
+    if path == "/job" and name in world.names:
         return _job(world, state, name)
     if path == "/login":
         return _login(state, "failed" in params)
@@ -61,7 +60,7 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
     if path == "/logout":
         state.user = ""
         return "/"
-    if path == "/apply" and name in known:
+    if path == "/apply" and name in world.names:
         state.typed = {"item": name, "applicant": params.get("applicant", "")}
         return "/form"
     if path == "/form" and state.typed:

@@ -1,7 +1,7 @@
 """The public service: sections within sections, a form of several steps, and documents with a table that open in a new tab."""
 
 from rmsweb.playground.sites.page import Form, Line, Page
-from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, url
+from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, snippet, url
 from rmsweb.playground.tasks import World
 
 NAV = nav(("documents", "contact", "about"))
@@ -15,13 +15,13 @@ def _home(world: World) -> Page:
 def _section(world: World, name: str, failed: bool) -> Page:
     """A section: its figures, what lies below it, and the first step of its form."""
     below = [*world.others[4:6], world.item if name == world.via else world.others[6]]
-    lines = [Line(name, "heading"), *([Line("applicant error", "heading")] if failed else []), *facts(world, "office", name)]
+    lines = [Line(name, "heading"), *([Line("applicant error", "chip")] if failed else []), *facts(world, "office", name)]
     form = Form(url("/apply", name=name), "continue", {"applicant": ""}, post=True)
     return Page("office item", NAV, (*lines, form, *cards("/section", shuffled(world, name, below)), Form("/print", "print")))
 
 
 def _documents(world: World) -> Page:
-    stale = [Line(f"{world.fact} {world.snippet}")] if world.template == "office.document" else []
+    stale = snippet(world) if world.template == "office.document" else []
     names = shuffled(world, "documents", [world.item, *world.others[:3]])
     return Page("office results", NAV, (*cards("/document", names, new_tab=True), *stale, Form("/archive", "archive"), Form("/orders", "orders")))
 
@@ -43,7 +43,7 @@ def _review(world: World, state: SiteState) -> Page:
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
     """A request -> a page, or the path to go on to."""
     name = params.get("name", "")
-    known = name in (world.item, world.via, *world.others)
+    known = name in world.names
     if path == "/":
         return _home(world)
     if path == "/section" and known:

@@ -1,7 +1,9 @@
 """The shop: search, categories with pages, sorting, a product with options, cart, order."""
 
+from collections.abc import Sequence
+
 from rmsweb.playground.sites.page import Form, Line, Link, Page
-from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, url
+from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, snippet, url
 from rmsweb.playground.tasks import CATEGORIES, World
 
 NAV = nav(("offers", "help", "cart"))
@@ -11,7 +13,7 @@ def _search(value: str = "") -> Form:
     return Form("/search", "search", {"product": value})
 
 
-def _list(world: World, state: SiteState, path: str, names: list[str], extra: list[Line | Link], query: str = "") -> Page:
+def _list(world: World, state: SiteState, path: str, names: list[str], extra: Sequence[Line | Link], query: str = "") -> Page:
     """Search box, sorting, products (in the order given until another is chosen), and what stands below."""
     key = state.chosen.get("sort", "")
     if key:
@@ -30,8 +32,8 @@ def _results(world: World, state: SiteState, query: str) -> Page:
     path = url("/search", product=query)
     if query != world.item:
         return _list(world, state, path, shuffled(world, query, list(world.others[4:8])), [], query)
-    snippet: list[Line | Link] = [Line(f"{world.fact} {world.snippet}")] if world.fact and world.want else []
-    return _list(world, state, path, shuffled(world, query, [world.item, *world.others[:3]]), snippet, query)
+    below = snippet(world) if world.want else []
+    return _list(world, state, path, shuffled(world, query, [world.item, *world.others[:3]]), below, query)
 
 
 def _category(world: World, state: SiteState, name: str, second: bool) -> Page:
@@ -59,9 +61,9 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return _results(world, state, params.get("product", ""))
     if path == "/category" and name in CATEGORIES:
         return _category(world, state, name, params.get("page") == "2")
-    if path == "/item" and name in (world.item, *world.others):
+    if path == "/item" and name in world.names:
         return _item(world, state, name)
-    if path == "/add" and name in (world.item, *world.others):
+    if path == "/add" and name in world.names:
         state.cart = [name]
         return "/cart"
     if path == "/cart":

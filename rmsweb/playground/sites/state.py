@@ -69,7 +69,17 @@ def option(world: World, state: SiteState, label: str) -> Choice | Line:
     return Choice(label, tuple(sorted(options)))
 
 
+def fact(label: str, value: str) -> Line:
+    """One fact as a page tells it."""
+    return Line(f"{label} {value}")
+
+
+def snippet(world: World) -> list[Line]:
+    """What a result list says of the asked fact: a line, or none where the task asks for nothing."""
+    return [fact(world.fact, world.snippet)] if world.fact else []
+
+
 def facts(world: World, site: str, name: str, chosen: str = "") -> list[Line]:
     """A site's facts of a name as lines, in an order of their own."""
     values = world.facts(site, name, chosen)
-    return [Line(f"{label} {values[label]}") for label in shuffled(world, f"facts/{name}", list(values))]
+    return [fact(label, values[label]) for label in shuffled(world, f"facts/{name}", list(values))]

@@ -42,7 +42,7 @@ def _calendar(name: str) -> Page:
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
     """A request -> a page, or the path to go on to."""
     name = params.get("name", "")
-    known = name in (world.item, *world.others)
+    known = name in world.names
     if path == "/":
         return _home(world, state)
     if path == "/hotels":
