@@ -94,7 +94,7 @@ def test_splits_share_no_text_and_no_entity() -> None:
     names = {split: set(entities(split)) for split in SPLITS}
     for split in SPLITS:
         for world in worlds[split]:
-            assert {world.item, *world.others} <= names[split]
+            assert {*world.names, *world.places} <= names[split]
     assert {world.template for world in worlds["held-out"]} == {*TEMPLATES, *UNSEEN}
     assert {world.template for world in worlds["train"]} == {world.template for world in worlds["dev"]} == set(TEMPLATES)
 
