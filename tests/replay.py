@@ -114,6 +114,7 @@ class ReplaySession:
             if isinstance(widget, Link):
                 control("a", ("link", widget), widget.label)
             elif isinstance(widget, Line):
+                text(widget.value, 0)
                 text(widget.text, 0)
             elif isinstance(widget, Choice):
                 attributes = {"name": widget.name, "autocomplete": "off"}

@@ -118,7 +118,8 @@ def observe_widgets(widgets: Sequence[Widget], title: str, image: Image | None, 
     for number, w in enumerate(widgets):
         key = str(number)
         if w.kind == "fact":
-            nodes.append(Element(index=None, node_key=key, tag="#text", text=f"{w.label} {w.value}"))
+            nodes.append(Element(index=None, node_key=key, tag="#text", text=str(w.value)))
+            nodes.append(Element(index=None, node_key=key + "t", tag="#text", text=w.label))
         elif w.kind in ("input", "select"):
             nodes.append(Element(index=w.index, node_key=key, tag=w.kind, attributes={"name": w.label}, value=w.value, is_new=w.new))
         else:
@@ -180,7 +181,7 @@ def phrase(r: random.Random, goal: Goal) -> str:
 def recall(r: random.Random, words: Words) -> Drill:
     """Pairs `3 word`, then words: which number stood before it?"""
     keys = r.sample(words.first, r.randint(6, 12))
-    numbers = r.sample(range(1, 40), len(keys))
+    numbers = r.sample(range(NUM_VALUES), len(keys))
     shown = "".join(f"{number} {key} " for number, key in zip(numbers, keys, strict=True))
     asked = [r.randrange(len(keys)) for _ in range(2 * len(keys))]
     turns = tuple(Turn(tail=f"{keys[i]} ", target=str(numbers[i])) for i in asked)
@@ -242,11 +243,11 @@ def _noise(r: random.Random, words: Words, count: int, avoid: set[str]) -> list[
 def slots(r: random.Random, words: Words) -> Drill:
     """The verb (and the label of a field) is given; the value of the slot, the one label that the task names, or the fact is to be found."""
     page, turns = Page(r, words), []
-    avoid = {w.label for w in page.widgets}
+    avoid, facts = {w.label for w in page.widgets}, [w for w in page.widgets if w.kind == "fact"]
     for _ in range(4):
         verb = r.choice(("click", "type", "select"))
         history = [Goal(verb, r.choice(words.labels), None if verb == "click" else r.choice(words.labels)) for _ in range(r.randint(0, 2))]
-        goal = page.goal(r, r.choice(page.widgets))
+        goal = page.goal(r, r.choice(facts if facts and r.random() < 0.2 else page.widgets))
         if goal.verb == "click":
             task, given = [*_noise(r, words, r.randint(1, 3), avoid), str(goal.label), *_noise(r, words, r.randint(0, 4), avoid)], "click"
         elif goal.verb == "done":

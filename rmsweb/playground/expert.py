@@ -10,6 +10,7 @@ often than not.
 import random
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rmsweb.playground.drills import Goal, answer_text
 from rmsweb.playground.tasks import OPTIONS, World
@@ -47,8 +48,8 @@ class View:
         return next((text for text in self.texts if " " not in text), "")
 
     def fact(self, label: str | None) -> str | None:
-        """The value of a fact line."""
-        return next((text.replace(label, "").strip() for text in self.texts if label and label in text.split()), None)
+        """The value of a fact: the line before its label."""
+        return next((value for value, text in pairwise(self.texts) if text == label), None)
 
 
 def read_view(prompt: str) -> View:

@@ -37,10 +37,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of text: a heading, a fact or a chosen option."""
+    """A line of text: a heading, a chosen option, or a fact, whose value stands on a line of its own before it."""
 
     text: str
     kind: str = "fact"  # fact, heading, chip
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def _widget(widget: Widget, page: Page) -> str:
         picture = _picture(page.site, widget.label) if page.site in PICTURES else ""
         return f'<div class="card">{picture}{link}</div>' if widget.card else link
     if isinstance(widget, Line):
-        return f"<p>{html.escape(widget.text)}</p>"
+        value = f"<b>{html.escape(widget.value)}</b>" if widget.value else ""
+        return f"<p>{value}<span>{html.escape(widget.text)}</span></p>"
     if isinstance(widget, Choice):
         options = '<option value="">choose</option>' + "".join(f"<option>{html.escape(option)}</option>" for option in widget.options)
         change = f"if(this.value)location.href={json.dumps(choose_url(page.path, widget.name, ''))}+encodeURIComponent(this.value)"
@@ -156,7 +158,7 @@ def _section(group: str, widgets: list[Widget], page: Page) -> str:
         text = " ".join(widget.text for widget in widgets if isinstance(widget, Line))
         return (_picture(page.site, text) if page.name in WITH_PICTURE else "") + f"<h1>{html.escape(text)}</h1>"
     if group == "facts" and (page.site, page.name) in TABLES:
-        rows = "".join(f"<tr><td>{html.escape(widget.text)}</td></tr>" for widget in widgets if isinstance(widget, Line))
+        rows = "".join(f"<tr><td>{html.escape(widget.value)}</td><td>{html.escape(widget.text)}</td></tr>" for widget in widgets if isinstance(widget, Line))
         return f"<table>{rows}</table>"
     return f'<section class="{group}">' + "".join(_widget(widget, page) for widget in widgets) + "</section>"
 

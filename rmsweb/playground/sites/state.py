@@ -70,8 +70,8 @@ def option(world: World, state: SiteState, label: str) -> Choice | Line:
 
 
 def fact(label: str, value: str) -> Line:
-    """One fact as a page tells it."""
-    return Line(f"{label} {value}")
+    """One fact as a page tells it, the value first: it stands as far before its label as an index does, and a tiny model learns one distance sooner."""
+    return Line(label, value=value)
 
 
 def snippet(world: World) -> list[Line]:
