@@ -188,10 +188,10 @@ def rule_label(found: Features) -> tuple[str, float]:
     votes["evidence"] += 2 * (done and found.extract_cue and bool(missing & {"click_element_by_index", "extract_structured_data", "go_to_url"})) + done
     votes["endpoint"] += 2 * (done and not found.extract_cue and "click_element_by_index" in missing) + (not done)
     votes["interaction"] += 2 * (found.ended in ("stalled", "max_steps")) + (found.errors > 0)
-    votes["date"] += done and found.time_cue
+    votes["date"] += 3 * (done and found.time_cue and bool(missing))
     votes["discovery"] += 2 * (found.repeated_searches > 1)
-    votes["omission"] += done and found.extract_cue and not missing
-    votes["boundary"] += not done and found.login_cue
+    votes["omission"] += 2 * (done and found.extract_cue and not missing)
+    votes["boundary"] += 3 * (not done and found.login_cue)
     best = max(CATEGORIES, key=lambda name: (votes[name], -CATEGORIES.index(name)))
     return best, round(votes[best] / votes.total(), 3) if votes.total() else 0.0
 

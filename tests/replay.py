@@ -5,15 +5,29 @@ For tuning the learning stages in minutes, and for the check that the browser gi
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit
 
 from rmsweb.browser.actions import with_defaults
 from rmsweb.browser.state import fingerprint
+from rmsweb.playground.environment import SEARCH_URL
 from rmsweb.playground.sites import SiteSession
-from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page, choose_url
+from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page, Suggest, choose_url
 from rmsweb.playground.tasks import world_of
 from rmsweb.records import Action, ActionResult, Element, Image, Judgement, Observation, Tab, Task, Trajectory
+
+
+@dataclass
+class ReplayTab:
+    """One tab: its page, the URLs of its history, what was typed, and the controls of the last observation of this document."""
+
+    tab_id: str
+    url: str
+    page: Page
+    history: list[str]
+    typed: dict[str, str] = field(default_factory=dict)
+    seen: set[tuple[str, str]] | None = None
 
 
 class ReplaySession:
@@ -22,37 +36,56 @@ class ReplaySession:
     def __init__(self, screenshot: Image | None = None, viewport: tuple[int, int] = (640, 480)) -> None:
         self.screenshot, self.viewport, self.restarts = screenshot, viewport, 0
         self.site: SiteSession | None = None
-        self.history: list[str] = []
-        self.typed: dict[str, str] = {}
+        self.tabs: list[ReplayTab] = []
+        self.active: ReplayTab | None = None
         self.targets: dict[int, tuple[str, Any]] = {}
 
     # ------------------------------------------------------------------------------------------------- navigation
 
-    def _load(self, url: str) -> Page:
+    @property
+    def tab(self) -> ReplayTab:
+        assert self.active is not None
+        return self.active
+
+    def _load(self, url: str) -> tuple[str, Page]:
         assert self.site is not None
         for _ in range(5):
             parts = urlsplit(url)
             answer = self.site.request(parts.netloc, parts.path or "/", dict(parse_qsl(parts.query, keep_blank_values=True)))
             if isinstance(answer, Page):
-                self.url = url
-                return answer
+                return url, answer
             url = f"http://{parts.netloc}{answer}"
         raise AssertionError("redirects without end")
 
     async def goto(self, url: str) -> None:
-        self.page, self.typed = self._load(url), {}
-        self.history.append(self.url)
+        if self.active is None:
+            await self._open(url)
+        else:
+            self._show(url, enter=True)
 
-    def _follow(self, path: str, *, link: bool = False) -> None:
-        """Opens a path of the same host. A link to the page where it stands makes no new entry of the history; a form does."""
-        url = f"http://{urlsplit(self.url).netloc}{path}"
-        same = link and url == self.url
-        self.page, self.typed = self._load(url), {}
-        if not same:
-            self.history.append(self.url)
+    async def _open(self, url: str) -> None:
+        url, page = self._load(url)
+        self.active = ReplayTab(f"{len(self.tabs) + 1:04x}", url, page, [url])
+        self.tabs.append(self.active)
+
+    def _show(self, url: str, *, enter: bool) -> None:
+        """Another document in the active tab; `enter` makes a new entry of the history."""
+        tab = self.tab
+        tab.url, tab.page = self._load(url)
+        tab.typed, tab.seen = {}, None
+        if enter:
+            tab.history.append(tab.url)
+
+    def _absolute(self, href: str) -> str:
+        return href if href.startswith("http") else f"http://{urlsplit(self.tab.url).netloc}{href}"
+
+    def _follow(self, href: str, *, link: bool = False) -> None:
+        """Opens a URL or a path of the same host. A link to the page where it stands makes no new entry of the history; a form does."""
+        url = self._absolute(href)
+        self._show(url, enter=not (link and url == self.tab.url))
 
     async def reset(self) -> None:
-        self.history, self.typed = [], {}
+        self.tabs, self.active = [], None
 
     async def close(self) -> None:
         self.site = None
@@ -61,12 +94,15 @@ class ReplaySession:
 
     async def observe(self) -> Observation:
         nodes: list[Element] = []
+        tab, shown = self.tab, set[tuple[str, str]]()
         self.targets = {}
 
         def control(tag: str, target: tuple[str, Any], label: str = "", **fields: Any) -> None:
             index = len(self.targets) + 1
             self.targets[index] = target
-            nodes.append(Element(index=index, node_key=str(len(nodes)), tag=tag, text=label, **fields))
+            key = (tag, label or fields["attributes"]["name"])
+            shown.add(key)
+            nodes.append(Element(index=index, node_key=str(len(nodes)), tag=tag, text=label, is_new=tab.seen is not None and key not in tab.seen, **fields))
             if label:
                 text(label, 1)
 
@@ -74,28 +110,35 @@ class ReplaySession:
             if content:
                 nodes.append(Element(index=None, node_key=str(len(nodes)), tag="#text", text=content, depth=depth))
 
-        for widget in (*self.page.nav, *self.page.widgets):
+        for widget in (*tab.page.nav, *tab.page.widgets):
             if isinstance(widget, Link):
                 control("a", ("link", widget), widget.label)
             elif isinstance(widget, Line):
+                text(widget.value, 0)
                 text(widget.text, 0)
             elif isinstance(widget, Choice):
                 attributes = {"name": widget.name, "autocomplete": "off"}
                 control("select", ("choice", widget), attributes=attributes, value="", options=("choose", *widget.options))
+            elif isinstance(widget, Suggest):
+                typed = tab.typed.get(widget.name, "")
+                control("input", ("field", widget.name), attributes={"name": widget.name, "autocomplete": "off"}, value=typed)
+                for option in widget.shown(typed):
+                    control("a", ("link", Link(option, choose_url(tab.page.path, widget.name, option))), option)
             else:
                 for name, value in widget.fields.items():
-                    control("input", ("field", name), attributes={"name": name, "autocomplete": "off"}, value=self.typed.get(name, value))
+                    control("input", ("field", name), attributes={"name": name, "autocomplete": "off"}, value=tab.typed.get(name, value))
                 control("button", ("form", widget), widget.button)
-        tabs = (Tab(tab_id="0001", url=self.url, title=self.page.title),)
+        tab.seen = shown
+        tabs = tuple(Tab(tab_id=other.tab_id, url=other.url, title=other.page.title) for other in self.tabs)
         return Observation(
-            url=self.url,
-            title=self.page.title,
+            url=tab.url,
+            title=tab.page.title,
             tabs=tabs,
-            active_tab="0001",
+            active_tab=tab.tab_id,
             viewport=self.viewport,
             nodes=tuple(nodes),
             screenshot=self.screenshot,
-            fingerprint=fingerprint(self.url, tabs, nodes, 0.0),
+            fingerprint=fingerprint(tab.url, tabs, nodes, 0.0),
         )
 
     # ---------------------------------------------------------------------------------------------------- actions
@@ -105,45 +148,50 @@ class ReplaySession:
         for number, action in enumerate(actions):
             if action.name == "done" and number:
                 break
-            results.append(self._one(action.name, with_defaults(action)))
-            if results[-1].error or results[-1].is_done or self.url != observation.url:
+            results.append(await self._one(action.name, with_defaults(action)))
+            if results[-1].error or results[-1].is_done or (self.tab.tab_id, self.tab.url) != (observation.active_tab, observation.url):
                 break
         return tuple(results)
 
-    def _one(self, name: str, params: dict[str, Any]) -> ActionResult:
+    async def _one(self, name: str, params: dict[str, Any]) -> ActionResult:
         if name == "done":
             return ActionResult(is_done=True, success=params["success"], message="done")
+        tab = self.tab
         if name == "go_back":
-            if len(self.history) < 2:
+            if len(tab.history) < 2:
                 return ActionResult(error="there is no page to go back to")
-            self.history.pop()
-            self.page, self.typed = self._load(self.history[-1]), {}
+            tab.history.pop()
+            self._show(tab.history[-1], enter=False)
             return ActionResult(message="went back")
+        if name == "search_engine":
+            self._show(SEARCH_URL.format(query=quote_plus(params["query"])), enter=True)
         if "index" not in params:
             return ActionResult(message=name)
         kind, target = self.targets.get(params["index"], ("", None))
-        if name == "click_element_by_index" and kind == "link":
+        if name == "click_element_by_index" and kind == "link" and target.new_tab:
+            await self._open(self._absolute(target.href))
+        elif name == "click_element_by_index" and kind == "link":
             self._follow(target.href, link=True)
         elif name == "click_element_by_index" and kind == "form":
             self._submit(target)
         elif name == "click_element_by_index" and kind == "field":
             pass
         elif name == "input_text" and kind == "field":
-            before = "" if params["clear_existing"] else self.typed.get(target, "")
-            self.typed[target] = before + params["text"]
+            before = "" if params["clear_existing"] else tab.typed.get(target, "")
+            tab.typed[target] = before + params["text"]
         elif name == "select_dropdown_option" and kind == "choice" and params["text"].lower() in ("choose", *target.options):
             if params["text"].lower() != "choose":
-                self._follow(choose_url(self.page.path, target.name, params["text"].lower()))
+                self._follow(choose_url(tab.page.path, target.name, params["text"].lower()))
         else:
             return ActionResult(error=f"{name} cannot be done with element {params['index']}")
         return ActionResult(message=name)
 
     def _submit(self, form: Form) -> None:
-        fields = {name: self.typed.get(name, value) for name, value in form.fields.items()}
+        fields = {name: self.tab.typed.get(name, value) for name, value in form.fields.items()}
         if form.post:
             parts = urlsplit(form.action)
             assert self.site is not None
-            answer = self.site.request(urlsplit(self.url).netloc, parts.path, dict(parse_qsl(parts.query)) | fields)
+            answer = self.site.request(urlsplit(self.tab.url).netloc, parts.path, dict(parse_qsl(parts.query)) | fields)
             assert isinstance(answer, str)
             self._follow(answer)
         else:
@@ -157,7 +205,7 @@ class ReplayEnvironment:
 
     async def reset(self, session: ReplaySession, task: Task) -> str:
         await session.reset()
-        session.site = SiteSession(world_of(task))
+        session.site = SiteSession(world_of(task), float(task.environment.get("trouble", 0)))
         assert task.start_url is not None
         return task.start_url
 

@@ -54,7 +54,7 @@ TABLE: dict[str, str] = {
     "playground.tasks": "records playground.words",
     "playground.sites*": "records playground.tasks playground.sites playground.sites.*",
     "playground.server": "records playground.tasks playground.sites playground.sites.*",
-    "playground.environment": "records benchmarks.environments playground.tasks playground.server",
+    "playground.environment": "records benchmarks.environments playground.tasks playground.server playground.sites",
     "playground.drills": "records prompt browser.actions",
     "playground.expert": "playground.drills playground.tasks",
     "playground.teacher": "playground.drills playground.expert playground.tasks",

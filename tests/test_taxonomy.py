@@ -1,5 +1,9 @@
 """The failure modes: Table 5, moves without indices, rule features, and local evidence."""
 
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
 import pytest
 from mining_world import TASK, on_page, page, step, trajectory
 
@@ -58,6 +62,24 @@ def test_rules_point_at_plain_failures(names: str, category: str) -> None:
     assert label in (category, "controls")
     assert 0 < confidence <= 1
     assert "failed run" in features_text(found)
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_every_mode_can_be_the_rules_label(category: str) -> None:
+    """No mode is outvoted whatever the run shows: some features make it the label."""
+    plain = features("Buy it", trajectory("open add done"), trajectory("open add done"))
+    changes: dict[str, list[Any]] = {
+        "numbers": [0, 1],
+        "time_cue": [False, True],
+        "login_cue": [False, True],
+        "extract_cue": [False, True],
+        "ended": ["done", "max_steps", "environment"],
+        "blocked": [False, True],
+        "repeated_searches": [0, 2],
+        "missing": [(), ("click_element_by_index",), ("input_text",), ("select_dropdown_option",)],
+    }
+    found = (replace(plain, **dict(zip(changes, values, strict=True))) for values in product(*changes.values()))
+    assert any(rule_label(item)[0] == category for item in found)
 
 
 def test_blocked_pages_are_recognised() -> None:

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 from replay import ReplayEnvironment, ReplaySession
+from teacher_pool import collect_pool, runs_of
 
 from rmsweb.agent import AgentOptions, Episode
-from rmsweb.collection import reflect
+from rmsweb.alignment import Run
+from rmsweb.collection import action_sample, reflect
 from rmsweb.endpoint import EndpointPolicy, open_endpoint
 from rmsweb.judges import judge_failure, judge_outcome
+from rmsweb.mining import Settings, mine
 from rmsweb.playground import expert
-from rmsweb.playground.tasks import World, make_worlds
+from rmsweb.playground.tasks import TEMPLATES, World, make_worlds
 from rmsweb.playground.teacher import TeacherServer
 from rmsweb.prompt import PromptConfig, load_prompt_config
-from rmsweb.records import Source, Task, Trajectory
+from rmsweb.records import Source, StepSample, Task, Trajectory
 from rmsweb.taxonomy import CATEGORIES
 
 SMALL = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
@@ -94,6 +97,19 @@ def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
 
     solved = asyncio.run(run())
     assert sum(solved) > 0.8 * len(solved)
+
+
+def test_the_habits_make_critical_states_of_eight_failure_modes() -> None:
+    """What the teacher does wrong in collection can be mined as states of at least eight of the eleven modes by the rules' label alone."""
+
+    def render(run: Run, position: int) -> StepSample | None:
+        sample = action_sample(run.trajectory, position, SMALL, lambda text: len(text.split()))
+        return None if isinstance(sample, str) else sample
+
+    runs = runs_of(collect_pool(make_worlds("train", 10 * len(TEMPLATES))))
+    mined = asyncio.run(mine(runs, render=render, judge=None, settings=Settings(secondary=False)))
+    assert {item.state.label_source for item in mined.found} == {"rule"}
+    assert len({item.state.category for item in mined.found}) >= 8
 
 
 def test_an_unknown_task_ends_at_once(url: str) -> None:

@@ -4,13 +4,16 @@ Purpose: collection and evaluation see the playground, the live web and other lo
 """
 
 import datetime
+from collections.abc import Mapping
 from typing import Protocol
 
 from rmsweb.records import Judgement, Task, Trajectory
 
 
 class SessionLike(Protocol):
-    """What an environment needs of a browser session."""
+    """What an environment needs of a browser session. `engines` maps the names of search engines to URLs with {query}."""
+
+    engines: Mapping[str, str]
 
     async def reset(self) -> None: ...
 

@@ -23,10 +23,10 @@ def _serve(port: int) -> None:
         server.stop()
 
 
-def _tasks(out: Path, counts: dict[Split, int]) -> None:
+def _tasks(out: Path, counts: dict[Split, int], trouble: float) -> None:
     for split, count in counts.items():
         path = out / f"{split}.jsonl"
-        write_records(path, Task, (world.task() for world in make_worlds(split, count)))
+        write_records(path, Task, (world.task(trouble) for world in make_worlds(split, count)))
         print(f"{path}: {count} tasks")
 
 
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks.add_argument("--train", type=int, default=400, help="number of training tasks (default 400)")
     tasks.add_argument("--dev", type=int, default=60, help="number of development tasks (default 60)")
     tasks.add_argument("--held-out", type=int, default=64, help="number of held-out tasks (default 64)")
+    tasks.add_argument("--trouble", type=float, default=0.0, help="share of pages that answer late and with status 503 the first time (default 0)")
     teacher = commands.add_parser("teacher", help="serve the scripted LLM roles in the OpenAI chat format")
     teacher.add_argument("--port", type=int, default=8001, help="loopback port (default 8001)")
     options = parser.parse_args(argv)
@@ -57,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "serve":
             _serve(options.port)
         elif options.command == "tasks":
-            _tasks(options.out, {"train": options.train, "dev": options.dev, "held-out": options.held_out})
+            if not 0 <= options.trouble <= 1:
+                parser.error(f"--trouble is {options.trouble}, expected a share between 0 and 1")
+            _tasks(options.out, {"train": options.train, "dev": options.dev, "held-out": options.held_out}, options.trouble)
         else:
             _teacher(options.port)
     except KeyboardInterrupt:

@@ -60,6 +60,10 @@ class Words:
         self.first = random.Random(0).sample(self.labels, min(400, len(self.labels)))  # matching is learned on these, then holds for all
         self.config, self.images = config, images
 
+    def value(self, r: random.Random) -> str:
+        """What is typed or chosen: a word, or now and then a number."""
+        return str(r.randrange(NUM_VALUES)) if r.random() < 0.2 else r.choice(self.labels)
+
 
 def answer_text(goal: Goal, index: int | None, memory: str) -> str:
     """The canonical answer that carries out a goal."""
@@ -88,6 +92,7 @@ class Widget:
     label: str
     value: str | None
     index: int | None
+    new: bool = False  # marked with a star
 
 
 def random_widgets(r: random.Random, words: Words) -> list[Widget]:
@@ -103,7 +108,7 @@ def random_widgets(r: random.Random, words: Words) -> list[Widget]:
             value = r.choice(words.labels)
         if kind != "fact":
             index += 1
-        widgets.append(Widget(kind, label, value, index if kind != "fact" else None))
+        widgets.append(Widget(kind, label, value, *((None,) if kind == "fact" else (index, r.random() < 0.1))))
     return widgets
 
 
@@ -113,11 +118,12 @@ def observe_widgets(widgets: Sequence[Widget], title: str, image: Image | None, 
     for number, w in enumerate(widgets):
         key = str(number)
         if w.kind == "fact":
-            nodes.append(Element(index=None, node_key=key, tag="#text", text=f"{w.label} {w.value}"))
+            nodes.append(Element(index=None, node_key=key, tag="#text", text=str(w.value)))
+            nodes.append(Element(index=None, node_key=key + "t", tag="#text", text=w.label))
         elif w.kind in ("input", "select"):
-            nodes.append(Element(index=w.index, node_key=key, tag=w.kind, attributes={"name": w.label}, value=w.value))
+            nodes.append(Element(index=w.index, node_key=key, tag=w.kind, attributes={"name": w.label}, value=w.value, is_new=w.new))
         else:
-            nodes.append(Element(index=w.index, node_key=key, tag=w.kind))
+            nodes.append(Element(index=w.index, node_key=key, tag=w.kind, is_new=w.new))
             nodes.append(Element(index=None, node_key=key + "t", tag="#text", text=w.label, depth=1))
     return Observation(url="", title=title, tabs=(), active_tab="0001", viewport=viewport, nodes=tuple(nodes), screenshot=image)
 
@@ -152,7 +158,7 @@ class Page:
             return Goal("done", widget.label, widget.value)
         if widget.kind in ("a", "button"):
             return Goal("click", widget.label)
-        return Goal("type" if widget.kind == "input" else "select", widget.label, r.choice(self.words.labels))
+        return Goal("type" if widget.kind == "input" else "select", widget.label, self.words.value(r))
 
     def answer(self, goal: Goal) -> str:
         return answer_text(goal, next((w.index for w in self.widgets if w.label == goal.label), None), self.memory)
@@ -175,7 +181,7 @@ def phrase(r: random.Random, goal: Goal) -> str:
 def recall(r: random.Random, words: Words) -> Drill:
     """Pairs `3 word`, then words: which number stood before it?"""
     keys = r.sample(words.first, r.randint(6, 12))
-    numbers = r.sample(range(1, 40), len(keys))
+    numbers = r.sample(range(NUM_VALUES), len(keys))
     shown = "".join(f"{number} {key} " for number, key in zip(numbers, keys, strict=True))
     asked = [r.randrange(len(keys)) for _ in range(2 * len(keys))]
     turns = tuple(Turn(tail=f"{keys[i]} ", target=str(numbers[i])) for i in asked)
@@ -197,7 +203,7 @@ def copying(r: random.Random, words: Words) -> Drill:
     page, turns = Page(r, words, empty=True), []
     for _ in range(6):
         verb = r.choice(("click", "type", "select"))
-        goal = Goal(verb, r.choice(words.labels), None if verb == "click" else r.choice(words.labels))
+        goal = Goal(verb, r.choice(words.labels), None if verb == "click" else words.value(r))
         target = answer_text(goal, 1, page.memory)
         start = target.index('"next_goal":"') + len('"next_goal":"')
         turns.append(Turn(tail=page.split(phrase(r, goal))[1], target=target[: start + len(goal.words)], given=start))
@@ -237,17 +243,17 @@ def _noise(r: random.Random, words: Words, count: int, avoid: set[str]) -> list[
 def slots(r: random.Random, words: Words) -> Drill:
     """The verb (and the label of a field) is given; the value of the slot, the one label that the task names, or the fact is to be found."""
     page, turns = Page(r, words), []
-    avoid = {w.label for w in page.widgets}
+    avoid, facts = {w.label for w in page.widgets}, [w for w in page.widgets if w.kind == "fact"]
     for _ in range(4):
         verb = r.choice(("click", "type", "select"))
         history = [Goal(verb, r.choice(words.labels), None if verb == "click" else r.choice(words.labels)) for _ in range(r.randint(0, 2))]
-        goal = page.goal(r, r.choice(page.widgets))
+        goal = page.goal(r, r.choice(facts if facts and r.random() < 0.2 else page.widgets))
         if goal.verb == "click":
             task, given = [*_noise(r, words, r.randint(1, 3), avoid), str(goal.label), *_noise(r, words, r.randint(0, 4), avoid)], "click"
         elif goal.verb == "done":
             task, given = [*_noise(r, words, r.randint(0, 2), avoid), "tell", str(goal.label), "of", *_noise(r, words, r.randint(1, 3), avoid)], "done"
         else:
-            pairs = [(str(goal.label), str(goal.value))] + [(r.choice(words.labels), r.choice(words.labels)) for _ in range(r.randint(0, 2))]
+            pairs = [(str(goal.label), str(goal.value))] + [(r.choice(words.labels), words.value(r)) for _ in range(r.randint(0, 2))]
             r.shuffle(pairs)
             task = _noise(r, words, r.randint(1, 3), avoid)
             for label, value in pairs:
@@ -259,10 +265,38 @@ def slots(r: random.Random, words: Words) -> Drill:
     return Drill(page=page.split("x")[0], turns=tuple(turns))
 
 
+def chains(r: random.Random, words: Words) -> Drill:
+    """A way over one or two stops to a fact, nothing given away: go to the stop nearest to the end that the page shows, else read the fact."""
+    page, turns = Page(r, words), []
+    links, shown = [w.label for w in page.widgets if w.kind in ("a", "button")], [w for w in page.widgets if w.kind == "fact"]
+    if len(links) < 2 or not shown:
+        return slots(r, words)
+    avoid = {w.label for w in page.widgets}
+    for _ in range(4):
+        fact, stops = r.choice(shown), [word for word in _noise(r, words, 4, avoid) if word not in FILLER][:2]
+        at = r.randrange(3)  # on the way to the first stop, to the last one, or there
+        if at == 1 and r.random() < 0.3:
+            stops = r.sample(links, 2)
+        elif at < 2:
+            stops[at] = r.choice(links)
+        history = [Goal("click", stop) for stop in stops[:at]]
+        if at and r.random() < 0.3:
+            stops = stops[1:]
+        goal = Goal("done", fact.label, fact.value) if at == 2 else Goal("click", stops[-1] if at else stops[0])
+        asked = fact.label if at == 2 or r.random() < 0.7 else r.choice(words.labels)
+        task = [*_noise(r, words, r.randint(0, 2), avoid), *(stops[:-1]), r.choice(FILLER), "tell", asked, "of", stops[-1]]
+        target = page.answer(goal)
+        start = target.index('"next_goal":"') + len('"next_goal":"')
+        turns.append(Turn(tail=page.split(" ".join(task), history)[1], target=target, given=start))
+    return Drill(page=page.split("x")[0], turns=tuple(turns))
+
+
 def mixture(r: random.Random, words: Words) -> Drill:
-    """The last stage: 60% slots, 20% one instruction, 20% lists with a history."""
+    """The last stage: 50% slots, 20% ways to a fact, 15% one instruction, 15% lists with a history."""
     draw = r.random()
-    return slots(r, words) if draw < 0.6 else one_instruction(r, words) if draw < 0.8 else instructions(r, words)
+    if draw < 0.7:
+        return slots(r, words) if draw < 0.5 else chains(r, words)
+    return one_instruction(r, words) if draw < 0.85 else instructions(r, words)
 
 
 STAGES: tuple[Callable[[random.Random, Words], Drill], ...] = (recall, look_up, copying, one_instruction, mixture)

@@ -1,22 +1,34 @@
 """The scripted expert: it reads the page from the prompt's text and knows the task's world, and it has habits that fail half of the time.
 
 Purpose: the policy behind the scripted teacher. It sees what any endpoint sees, the text of the prompt; only the meaning of the task's
-words is looked up (`tasks.world_by_text`). Its habits are shortcuts (leave a dropdown or a field at its default, answer from the
-result list), harmless by luck in half of the tasks, plus a wrong row now and then. Which it has is a function of task and seed; a
-guide that names a decision averts the habit more often than not.
+words is looked up (`tasks.world_by_text`). Its habits are shortcuts (leave a dropdown, a field or a date at its default, type without
+picking, answer from the result list, finish before the confirmation, take the site that may block), harmless by luck in half of the
+tasks, plus a wrong row now and then. Which it has is a function of task and seed; a guide that names a decision averts the habit more
+often than not.
 """
 
 import random
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rmsweb.playground.drills import Goal, answer_text
-from rmsweb.playground.tasks import World
+from rmsweb.playground.tasks import OPTIONS, World
 
 HABIT = 0.95  # share of tasks in which the teacher has a given habit
 KEEP = 0.45  # share in which it keeps one that the guide names
 WRONG_ROW = 0.06
 SNIPPET = "result"  # the guide's word for answering from the list
+CONFIRM = "confirm"  # for finishing before the last button is pressed
+NEWS = "news"  # for taking the site that may block
+HABITS = {
+    SNIPPET: ("shop.find", "wiki.fact", "office.document", "search.wiki", "search.jobs", "search.shop"),
+    CONFIRM: ("travel.date", "office.form"),
+    NEWS: ("search.news",),
+}
+PICKED = ("origin", "destination", "day")  # what is clicked, after it was typed or not
+_WAY = {"jobs.login": "login", "office.document": "documents", "travel.stay": "hotels"}  # the link on the home page that leads on
+_BUTTON = {"cart": "order", "busy": "retry", "denied": "verify"}  # pages on which there is one thing to press
 _ELEMENT = re.compile(r"\t*\*?\[(\d+)\]<(\w+)(.*?) />$")
 _TITLE = re.compile(r"^Page: (\w+) (\w+)", re.MULTILINE)
 
@@ -36,8 +48,8 @@ class View:
         return next((text for text in self.texts if " " not in text), "")
 
     def fact(self, label: str | None) -> str | None:
-        """The value of a fact line."""
-        return next((text.split()[1] for text in self.texts if label and text.startswith(label + " ")), None)
+        """The value of a fact: the line before its label."""
+        return next((value for value, text in pairwise(self.texts) if text == label), None)
 
 
 def read_view(prompt: str) -> View:
@@ -78,8 +90,23 @@ def _fill(view: View, label: str, value: str) -> Goal | None:
     return Goal("type", label, value) if view.kind.get(label) == "input" and view.value.get(label) != value else None
 
 
-def _search(view: View, label: str, button: str, name: str) -> Goal:
-    return _fill(view, label, name) or Goal("click", button)
+def _fill_wanted(world: World, view: View, label: str, skip: set[str]) -> Goal | None:
+    return None if label in skip else _fill(view, label, world.want[label])
+
+
+def _press(view: View, *buttons: str) -> Goal:
+    """The first of the buttons that is there, else the last."""
+    return Goal("click", next((button for button in buttons if button in view.index), buttons[-1]))
+
+
+def _flight(world: World, view: View, skip: set[str]) -> Goal:
+    """Both places are typed and picked from the suggestions; a careless run leaves the origin alone and the destination typed but not picked."""
+    for label in world.want:
+        if label in view.index and not (label == "origin" and label in skip):
+            fill = _fill(view, label, world.want[label])
+            if fill or label not in skip:
+                return fill or Goal("click", world.want[label])
+    return Goal("click", "book")
 
 
 def _item_page(world: World, view: View, skip: set[str]) -> Goal:
@@ -90,41 +117,49 @@ def _item_page(world: World, view: View, skip: set[str]) -> Goal:
             return goal
     if world.fact:
         return Goal("done", world.fact, view.fact(world.fact) or "none")
-    if world.template == "jobs.apply":
-        fill = None if "applicant" in skip else _fill(view, "applicant", world.want["applicant"])
-        return fill or Goal("click", "continue")
+    if "applicant" in world.want:
+        return _fill_wanted(world, view, "applicant", skip) or Goal("click", "continue")
+    if "day" in world.want:
+        return Goal("click", "date" if "date" in view.index and "day" not in skip else "book")
     return Goal("click", "add")
 
 
 def _list_page(world: World, view: View, skip: set[str]) -> Goal:
     """On a home, result or category page: the filter, then the item, then the way to it."""
-    goal = _pick(world, view, "region", skip)
+    goal = _pick(world, view, "region", skip) or _pick(world, view, "room", skip)
     if goal:
         return goal
     if SNIPPET in skip and view.fact(world.fact):
         return Goal("done", world.fact, view.fact(world.fact))
-    target = world.via or world.item
+    if world.template == "travel.flight":
+        return _flight(world, view, skip)
+    links = (NEWS, world.source) if NEWS in skip else (world.source,)
+    target = next((link for link in links if link in view.index), None) if world.site == "search" else world.via or world.item
     if target in view.index:
         return Goal("click", target)
-    if world.template == "jobs.login":
-        return Goal("click", "login")
     if world.template == "shop.page":
-        return Goal("click", "next" if "next" in view.index else world.category)
-    field, button = {"shop": ("product", "search"), "jobs": ("title", "browse"), "wiki": ("article", "lookup")}[world.site]
-    return _search(view, field, button, target)
+        return _press(view, "next", world.category)
+    if world.template in _WAY:
+        return Goal("click", _WAY[world.template])
+    field, button = {"shop": ("product", "search"), "jobs": ("title", "browse"), "wiki": ("article", "lookup")}.get(world.site, ("query", "go"))
+    return _fill(view, field, world.via or world.item) or Goal("click", button)
 
 
 def next_goal(world: World, view: View, skip: set[str]) -> Goal:
     """The expert's next small intention, with the decisions in `skip` left out."""
     if view.page in ("ordered", "sent"):
         return Goal("done", None, "ok")
-    if view.page == "cart":
-        return Goal("click", "order")
+    if view.page == "review":
+        return Goal("done", None, "ok") if CONFIRM in skip else _press(view, "confirm", "send")
     if view.page == "login":
-        return _fill(view, "user", world.user) or _fill(view, "code", world.code) or Goal("click", "enter")
+        return _fill(view, "user", world.user) or _fill_wanted(world, view, "code", skip) or Goal("click", "enter")
     if view.page == "form":
-        return _pick(world, view, "shift", skip) or Goal("click", "send")
-    if view.page == "item":
+        return _pick(world, view, "shift", skip) or _pick(world, view, "region", skip) or _press(view, "send", "continue")
+    if view.page == "calendar":
+        return Goal("click", world.want.get("day", "close"))
+    if view.page in _BUTTON:
+        return Goal("click", _BUTTON[view.page])
+    if view.page in ("item", "document"):
         if view.heading == world.item:
             return _item_page(world, view, skip)
         return Goal("click", world.item) if world.via and view.heading == world.via else Goal("back")
@@ -134,8 +169,8 @@ def next_goal(world: World, view: View, skip: set[str]) -> Goal:
 
 
 def decisions(world: World) -> list[str]:
-    """The decisions that a habit can skip in this task: options, the applicant's name, opening the item."""
-    return [*world.want, *([SNIPPET] if world.template in ("shop.find", "wiki.fact") else [])]
+    """The decisions that a habit can skip in this task: what it names, opening the item, the confirmation, a site that answers."""
+    return [*world.want, *(name for name, templates in HABITS.items() if world.template in templates)]
 
 
 def habits(world: World, guide: str) -> set[str]:
@@ -155,15 +190,24 @@ def act(world: World, prompt: str, seed: int, guide: str) -> str:
     view = read_view(prompt)
     goal = next_goal(world, view, habits(world, guide))
     r = random.Random(f"row/{world.task_id}/{seed}/{view.page}/{sorted(view.index)}")
-    if goal.verb == "click" and goal.label == world.item and r.random() < WRONG_ROW:
-        rows = [label for label in view.index if label in world.others]
+    if goal.verb == "click" and goal.label in (world.item, *world.want.values()) and r.random() < WRONG_ROW:
+        names = (*world.others, *world.places, *OPTIONS["day"])
+        rows = [label for label in view.index if label in names and label != goal.label]
         goal = Goal("click", r.choice(rows)) if rows else goal
     return answer_text(goal, view.index.get(goal.label or ""), view.page)
 
 
 def wrong_decisions(world: World, goals: list[str]) -> list[str]:
-    """What the reflection handler finds wrong in a run's goals: options that were never chosen, an answer from the list."""
-    missing = [label for label in world.want if not any(goal.split()[1:2] == [label] and goal.split()[0] in ("select", "type") for goal in goals)]
-    if SNIPPET in decisions(world) and f"click {world.item}" not in goals:
-        missing.append(SNIPPET)
-    return missing
+    """What the reflection handler finds wrong in a run's goals: an option never chosen, an answer from the list, no confirmation, a bad source."""
+
+    def right(label: str) -> bool:
+        if label == NEWS:
+            return f"click {NEWS}" not in goals
+        value = world.want.get(label, "")
+        if label in PICKED:
+            return f"click {value}" in goals
+        if label == SNIPPET:
+            return f"click {world.item}" in goals or (world.site == "search" and f"click {world.source}" in goals)
+        return any(goal in goals for goal in (("click confirm", "click send") if label == CONFIRM else (f"select {label} {value}", f"type {label} {value}")))
+
+    return [label for label in decisions(world) if not right(label)]

@@ -6,6 +6,7 @@ Purpose: Chromium maps *.localhost to this port, so URLs carry no port. A sessio
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from rmsweb.playground.sites.page import Page, render_html
 from rmsweb.playground.tasks import TEMPLATES, World, make_world
 
 COOKIE = "playground"
+SLOW_S = 0.5  # how late a site in trouble answers
 
 
 class Server:
@@ -43,11 +45,11 @@ class Server:
         self._http.server_close()
         self._thread.join()
 
-    def open(self, world: World) -> str:
-        """A new session in that world -> the cookie's value."""
+    def open(self, world: World, trouble: float = 0.0) -> str:
+        """A new session in that world -> the cookie's value. `trouble` is the share of pages that answer late and with 503 at first."""
         with self._lock:
             key = f"s{next(self._numbers)}"
-            self.sessions[key] = SiteSession(world)
+            self.sessions[key] = SiteSession(world, trouble)
         return key
 
     def request(self, key: str, host: str, path: str, params: dict[str, str]) -> Page | str:
@@ -71,8 +73,13 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             key = cookie.value if cookie else f"demo-{host.split('.')[0]}"
             params = dict(parse_qsl(parts.query, keep_blank_values=True)) | body()
             answer: Page | str = "/" if host.split(".")[0] not in SITES and parts.path == "/favicon.ico" else server.request(key, host, parts.path, params)
-            content = render_html(answer).encode() if isinstance(answer, Page) else b""
-            self.send_response(200 if isinstance(answer, Page) else 303)
+            content = b""
+            if isinstance(answer, Page):
+                if answer.status == 503:
+                    time.sleep(SLOW_S)
+                _, colon, port = self.headers.get("Host", "").partition(":")  # a person's links to other sites keep the port
+                content = render_html(answer).replace(".localhost/", f".localhost{colon}{port}/").encode()
+            self.send_response(answer.status if isinstance(answer, Page) else 303)
             if isinstance(answer, str):
                 self.send_header("Location", answer)
             self.send_header("Content-Type", "text/html; charset=utf-8")

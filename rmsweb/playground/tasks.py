@@ -2,14 +2,16 @@
 
 Purpose: a `World` is everything that is true for one task: the names on its pages, the facts, what is wanted, and what the server
 assumes where nothing is chosen. The Task record that an agent gets carries the text only. Splits have names of their own, and the
-template `wiki.related` occurs in held-out tasks alone.
+templates of UNSEEN occur in held-out tasks alone.
 
-ours: an unchosen option silently takes a default that is right in half of the tasks, and result lists show a fact that is stale in
-half of them, so that careless runs succeed by luck often enough to get into a corpus of successes.
+ours: an unchosen option silently takes a default that is right in half of the tasks; in half of them result lists show a stale fact, a
+request that is not confirmed is lost, and the news site answers 403. So careless runs succeed by luck often enough to get into a
+corpus of successes.
 """
 
 import random
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,28 +20,38 @@ from typing import Any
 from rmsweb.playground.words import entities
 from rmsweb.records import Split, Task
 
-TEMPLATES = ("shop.buy", "shop.find", "shop.page", "jobs.apply", "jobs.fact", "jobs.login", "wiki.fact")
-UNSEEN = ("wiki.related",)  # held-out only
-FACTS = {"shop": ("price", "stock", "rating"), "jobs": ("salary", "hours", "team"), "wiki": ("area", "height", "founded")}
+TEMPLATES = (
+    *("shop.buy", "shop.find", "shop.page", "jobs.apply", "jobs.fact", "jobs.login", "wiki.fact", "travel.flight", "travel.date", "travel.stay"),
+    *("office.form", "office.document", "office.section", "search.wiki", "search.jobs", "search.news"),
+)
+UNSEEN = ("wiki.related", "search.shop")  # held-out only
+FACTS = {
+    "shop": ("price", "stock", "rating"),
+    "jobs": ("salary", "hours", "team"),
+    "wiki": ("area", "height", "founded"),
+    "travel": ("fare", "rate", "duration"),
+    "office": ("fee", "phone", "number"),
+}
 OPTIONS = {
     "color": ("red", "blue", "green", "black", "white", "yellow", "purple", "orange", "brown", "silver"),
     "size": ("small", "medium", "large", "narrow", "wide", "slim"),
     "region": ("north", "south", "east", "west", "coast", "valley", "island", "city"),
     "sort": ("name", "price", "rating"),
     "shift": ("morning", "evening", "night", "day", "weekly", "late", "early"),
+    "room": ("family", "quiet", "single", "double", "suite", "standard"),
+    "day": ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"),
 }
 CATEGORIES = ("chairs", "lamps", "tables")
 LUCK = 0.5  # share of tasks in which a shortcut does no harm
 CATEGORY = {
-    "shop.buy": "E-Commerce",
-    "shop.find": "E-Commerce",
-    "shop.page": "E-Commerce",
-    "jobs.apply": "Corporate & Careers",
-    "jobs.fact": "Corporate & Careers",
-    "jobs.login": "Corporate & Careers",
-    "wiki.fact": "Education",
-    "wiki.related": "Education",
+    "shop": "E-Commerce",
+    "jobs": "Corporate & Careers",
+    "wiki": "Education",
+    "travel": "Travel & Hospitality",
+    "office": "Government",
+    "search": "Other",
 }
+SOURCE = {"search.news": "wiki"}  # where a search task's answer stands, if not on the site that its template names
 PHRASES: dict[str, tuple[str, ...]] = {
     "shop.buy": ("At shop buy {item} in color {color} and size {size}", "Buy {item} at shop with size {size} and color {color}"),
     "shop.find": ("At shop tell the {fact} of {item} in color {color}", "Tell the {fact} of {item} with color {color} at shop"),
@@ -53,10 +65,36 @@ PHRASES: dict[str, tuple[str, ...]] = {
         "At jobs login as user {user} with code {code} then tell the {fact} of {item}",
         "Log in at jobs with code {code} as user {user} then tell the {fact} of {item}",
     ),
-    "wiki.fact": ("At wiki tell the {fact} of {item}", "Tell the {fact} of {item} at wiki"),
+    "wiki.fact": ("At wiki tell the {fact} of {item}", "Tell the {fact} of {item} at wiki", "At wiki what is the {fact} of {item}"),
     "wiki.related": ("At wiki open {via} then tell the {fact} of {item}",),
+    "travel.flight": (
+        "At travel book a flight from origin {origin} to destination {destination}",
+        "At travel book a flight to destination {destination} from origin {origin}",
+    ),
+    "travel.date": ("At travel book hotel {item} for day {day}", "On day {day} book hotel {item} at travel"),
+    "travel.stay": ("At travel tell the {fact} of hotel {item} in room {room}", "Tell the {fact} of hotel {item} with room {room} at travel"),
+    "office.form": (
+        "At office send form {item} as applicant {applicant} for region {region}",
+        "At office send form {item} for region {region} with applicant {applicant}",
+    ),
+    "office.document": ("At office what is the {fact} of document {item}", "Tell the {fact} of document {item} at office"),
+    "office.section": ("At office open {via} then tell the {fact} of {item}", "Open {via} at office then tell the {fact} of {item}"),
+    "search.wiki": ("At search find {item} then tell the {fact} from wiki", "Find {item} at search then tell the {fact} from wiki"),
+    "search.jobs": ("At search find {item} then tell the {fact} from jobs", "Find {item} at search then tell the {fact} from jobs"),
+    "search.shop": ("At search find {item} then tell the {fact} from shop",),
+    "search.news": ("At search find {item} then tell the {fact} from any page", "Find {item} at search and tell the {fact} from any page"),
 }  # fmt: skip
-WANTED = {"shop.buy": ("color", "size"), "shop.find": ("color",), "jobs.apply": ("applicant", "shift"), "jobs.fact": ("region",)}
+WANTED = {
+    "shop.buy": ("color", "size"),
+    "shop.find": ("color",),
+    "jobs.apply": ("applicant", "shift"),
+    "jobs.fact": ("region",),
+    "jobs.login": ("code",),
+    "travel.flight": ("origin", "destination"),
+    "travel.date": ("day",),
+    "travel.stay": ("room",),
+    "office.form": ("applicant", "region"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,24 +110,33 @@ class World:
     fact: str | None = None  # asked for, where the task asks
     want: dict[str, str] = field(default_factory=dict)  # label -> value that the task names
     default: dict[str, str] = field(default_factory=dict)  # label -> value that the server assumes
-    lucky: bool = False  # the list's fact is right
-    via: str = ""  # wiki.related: the article that links to the item
+    lucky: bool = False  # the shortcut of this task is right: the list's fact, the request that nobody confirmed, the news site
+    via: str = ""  # wiki.related, office.section: the page that links to the item
     category: str = ""  # shop.page
     user: str = ""  # jobs.login
-    code: str = ""
 
     @property
     def site(self) -> str:
         return self.template.split(".")[0]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names that have pages of their own."""
+        return (self.item, *self.others, *((self.via,) if self.via else ()))
+
+    @property
     def task_id(self) -> str:
         return f"{self.template}-{self.split}-{self.seed}"
 
-    def facts(self, name: str, option: str = "") -> dict[str, str]:
-        """The facts of a name, numbers 20..99; they depend on the chosen option where there is one."""
-        r = random.Random(f"{self.task_id}/{name}/{option}")
-        labels = FACTS[self.site]
+    @property
+    def source(self) -> str:
+        """The site whose facts are asked for; a search task's template names it."""
+        return SOURCE.get(self.template, self.template.split(".")[1]) if self.site == "search" else self.site
+
+    def facts(self, site: str, name: str, option: str = "") -> dict[str, str]:
+        """A site's facts of a name, numbers 20..99; they depend on the chosen option where there is one."""
+        r = random.Random(f"{self.task_id}/{site}/{name}/{option}")
+        labels = FACTS[site]
         return dict(zip(labels, map(str, r.sample(range(20, 100), len(labels))), strict=True))
 
     def option(self, label: str, chosen: dict[str, str]) -> str:
@@ -97,10 +144,21 @@ class World:
         return chosen.get(label, self.default.get(label, "")) if label in self.want else ""
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """What the flight form suggests: the wanted places, and beside each the one that is next in the alphabet."""
+        wanted = [self.want[label] for label in ("origin", "destination") if label in self.want]
+        names = sorted(set(entities(self.split)) - {self.item, *self.others, *wanted})
+        return tuple(sorted({*wanted, *(names[bisect(names, name) % len(names)] for name in wanted)}))
+
+    def choices(self, label: str) -> tuple[str, ...]:
+        """What a site accepts for a label."""
+        return self.places if label in ("origin", "destination") else OPTIONS.get(label, ())
+
+    @property
     def answer(self) -> str | None:
         """The number that the task asks for."""
-        key = next((label for label in ("color", "region") if label in self.want), "")
-        return None if self.fact is None else self.facts(self.item, self.want.get(key, ""))[self.fact]
+        option = next((self.want[label] for label in ("color", "region", "room") if label in self.want), "")
+        return None if self.fact is None else self.facts(self.source, self.item, option)[self.fact]
 
     @property
     def snippet(self) -> str:
@@ -115,19 +173,19 @@ class World:
         if self.fact is not None:
             numbers = re.findall(r"\d+", answer or "")
             return numbers == [self.answer], f"answered {answer!r}, expected {self.answer}"
-        expected = {**self.want, "item": self.item}
+        expected = self.want | ({} if self.template == "travel.flight" else {"item": self.item})
         return committed == expected, f"the server has {committed}, expected {expected}"
 
-    def task(self) -> Task:
-        """The record that an agent gets."""
-        environment: dict[str, Any] = {"site": self.site, "template": self.template, "seed": self.seed}
+    def task(self, trouble: float = 0.0) -> Task:
+        """The record that an agent gets; `trouble` is the share of pages that answer late and with 503 at first."""
+        environment: dict[str, Any] = {"site": self.site, "template": self.template, "seed": self.seed} | ({"trouble": trouble} if trouble else {})
         return Task(
             task_id=self.task_id,
             text=self.text,
             start_url=f"http://{self.site}.localhost/",
             split=self.split,
             benchmark="playground",
-            category=CATEGORY[self.template],
+            category=CATEGORY[self.site],
             environment=environment,
         )
 
@@ -136,25 +194,20 @@ class World:
 def make_world(template: str, seed: int, split: Split) -> World:
     """The world of one task: a function of its three arguments."""
     r = random.Random(f"{template}/{seed}/{split}")
-    item, *others = r.sample(entities(split), 14)
-    site = template.split(".")[0]
-    values = {
-        "item": item,
-        "fact": r.choice(FACTS[site]),
-        "category": r.choice(CATEGORIES),
-        "user": others[9],
-        "code": str(r.randrange(20, 100)),
-        "via": others[8],
-    }
+    item, *others = r.sample(entities(split), 18)
+    site, kind = template.split(".")
+    facts = FACTS[SOURCE.get(template, kind if site == "search" else site)]
+    values = {"item": item, "fact": r.choice(facts), "category": r.choice(CATEGORIES), "user": others[9], "via": others[8]}
+    free = {"origin": others[12:14], "destination": others[14:16], "applicant": others[10:12], "code": [str(n) for n in range(20, 100)]}
     want: dict[str, str] = {}
     default: dict[str, str] = {}
     for label in WANTED.get(template, ()):
-        choices = OPTIONS.get(label) or others[10:]
-        value, other = r.sample(choices, 2)
+        value, other = r.sample(OPTIONS.get(label) or free[label], 2)
         want[label] = value
         default[label] = value if r.random() < LUCK else other
         values[label] = value
     phrase = r.choice(PHRASES[template])
+    given = {name: value if f"{{{name}}}" in phrase else "" for name, value in values.items()}
     return World(
         template=template,
         seed=seed,
@@ -166,10 +219,9 @@ def make_world(template: str, seed: int, split: Split) -> World:
         want=want,
         default=default,
         lucky=r.random() < LUCK,
-        via=values["via"] if template == "wiki.related" else "",
-        category=values["category"] if template == "shop.page" else "",
-        user=values["user"] if template == "jobs.login" else "",
-        code=values["code"] if template == "jobs.login" else "",
+        via=given["via"],
+        category=given["category"],
+        user=given["user"],
     )
 
 

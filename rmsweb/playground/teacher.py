@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rmsweb.playground.drills import Goal, answer_text
-from rmsweb.playground.expert import SNIPPET, act, decisions, wrong_decisions
+from rmsweb.playground.expert import CONFIRM, NEWS, SNIPPET, act, decisions, wrong_decisions
 from rmsweb.playground.tasks import World, world_by_text
 
 _GUIDE = re.compile(r"<guide>\n(.*?)\n</guide>", re.DOTALL)
@@ -55,8 +55,17 @@ def failure_judge(text: str, seed: int) -> str:
     world = _world(text)
     if world is None:
         return json.dumps({"reason": "unknown task", "category": "discovery", "confidence": 0.4})
-    if SNIPPET in decisions(world):
+    found = decisions(world)
+    if SNIPPET in found:
         category, reason = "evidence", "the answer was read off the result list"
+    elif NEWS in found:
+        category, reason = "obstruction", "the site that was opened asks for a proof of being human"
+    elif "code" in found:
+        category, reason = "boundary", "the login was sent without the code that the task gives"
+    elif "day" in found:
+        category, reason = "date", "the day that the task names was not picked"
+    elif CONFIRM in found:
+        category, reason = "endpoint", "the last step of the form was not sent"
     elif world.want and world.fact is None:
         category, reason = "constraint", "an option that the task names was left at its default"
     elif world.want:

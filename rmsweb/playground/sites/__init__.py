@@ -1,21 +1,31 @@
 """The sites: state machines from (world, state, request) to a page or a redirect."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rmsweb.playground.sites import jobs, shop, wiki
-from rmsweb.playground.sites.page import Page
-from rmsweb.playground.sites.state import SiteState
-from rmsweb.playground.tasks import OPTIONS, World
+from rmsweb.playground.sites import jobs, office, search, shop, travel, wiki
+from rmsweb.playground.sites.page import Line, Link, Page
+from rmsweb.playground.sites.state import SiteState, local, url
+from rmsweb.playground.tasks import World
 
-SITES: dict[str, Callable[[World, SiteState, str, dict[str, str]], Page | str]] = {"shop": shop.respond, "jobs": jobs.respond, "wiki": wiki.respond}
+SITES: dict[str, Callable[[World, SiteState, str, dict[str, str]], Page | str]] = {
+    "shop": shop.respond,
+    "jobs": jobs.respond,
+    "wiki": wiki.respond,
+    "travel": travel.respond,
+    "office": office.respond,
+    "search": search.respond,
+    "news": search.news,
+}
 
 
 @dataclass(slots=True)
 class SiteSession:
-    """One context's view of the playground: the world of its task and what was done in it."""
+    """One context's view of the playground: the world of its task and what was done in it. `trouble` is the share of pages that fail once."""
 
     world: World
+    trouble: float = 0.0
     state: SiteState = field(default_factory=SiteState)
 
     def request(self, host: str, path: str, params: dict[str, str]) -> Page | str:
@@ -25,11 +35,15 @@ class SiteSession:
             return Page("site missing", (), ())
         if path == "/choose":
             name, value = params.get("name", ""), params.get("value", "")
-            if name in OPTIONS and value in OPTIONS[name]:
+            if value in self.world.choices(name):
                 self.state.chosen[name] = value
-            back = params.get("next", "/")
-            return back if back.startswith("/") and not back.startswith("//") else "/"
-        return SITES[site](self.world, self.state, path, params)
+            return local(params.get("next", "/"))
+        answer = SITES[site](self.world, self.state, path, params)
+        place = f"{self.world.task_id}/{site}{path}"
+        if isinstance(answer, Page) and place not in self.state.tried and random.Random(f"trouble/{place}").random() < self.trouble:
+            self.state.tried.add(place)  # another try succeeds
+            return Page(f"{site} busy", (Link("home", "/"),), (Line("page busy", "heading"), Link("retry", url(path, **params))), status=503)
+        return answer
 
     def check(self, answer: str | None) -> tuple[bool, str]:
         """Whether the task was carried out, and why not."""

@@ -1,14 +1,14 @@
 """The job board: a listing with a region filter, an application in two steps, and a login with saved jobs."""
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page, Widget
-from rmsweb.playground.sites.state import SiteState, facts, nav, option, shuffled, url
+from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, url
 from rmsweb.playground.tasks import World
 
 NAV = nav(("companies", "alerts", "login"))
 
 
 def _rows(world: World, place: str, names: list[str]) -> list[Link]:
-    return [Link(name, url("/job", name=name), card=True) for name in shuffled(world, place, names)]
+    return cards("/job", shuffled(world, place, names))
 
 
 def _home(world: World, state: SiteState) -> Page:
@@ -25,7 +25,7 @@ def _home(world: World, state: SiteState) -> Page:
 def _job(world: World, state: SiteState, name: str) -> Page:
     region = world.option("region", state.chosen)
     form = Form(url("/apply", name=name), "continue", {"applicant": state.typed.get("applicant", "")}, post=True)
-    widgets: tuple[Widget, ...] = (Line(name, "heading"), *facts(world, name, region), form, Form("/save", "save"), Form("/report", "report"))
+    widgets: tuple[Widget, ...] = (Line(name, "heading"), *facts(world, "jobs", name, region), form, Form("/save", "save"), Form("/report", "report"))
     return Page("jobs item", NAV, widgets, url("/job", name=name))
 
 
@@ -38,18 +38,18 @@ def _login(state: SiteState, failed: bool) -> Page:
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
     """A request -> a page, or the path to go on to."""
     name = params.get("name", "")
-    known = (world.item, *world.others)
     if path == "/":
         return _home(world, state)
     if path == "/search":
-        found = [params.get("title", "")] if params.get("title") in known else list(world.others[4:7])
+        found = [params.get("title", "")] if params.get("title") in world.names else list(world.others[4:7])
         return Page("jobs results", NAV, (Form("/search", "browse", {"title": params.get("title", "")}), *_rows(world, "search", found)), url(path, **params))
-    if path == "/job" and name in known:
+    if path == "/job" and name in world.names:
         return _job(world, state, name)
     if path == "/login":
         return _login(state, "failed" in params)
     if path == "/enter":
-        if world.user and (params.get("user"), params.get("code")) == (world.user, world.code):
+        code = params.get("code") or world.default.get("code")  # a remembered code
+        if world.user and (params.get("user"), code) == (world.user, world.want["code"]):
             state.user = world.user
             return "/saved"
         return url("/login", failed="1")
@@ -60,16 +60,15 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
     if path == "/logout":
         state.user = ""
         return "/"
-    if path == "/apply" and name in known:
+    if path == "/apply" and name in world.names:
         state.typed = {"item": name, "applicant": params.get("applicant", "")}
         return "/form"
     if path == "/form" and state.typed:
         widgets = (Line(state.typed["item"], "heading"), option(world, state, "shift"), Form("/send", "send", post=True), Form("/", "cancel"))
         return Page("jobs form", NAV, widgets, path)
     if path == "/send" and state.typed:
-        chosen = state.chosen | ({"applicant": state.typed["applicant"]} if state.typed["applicant"] else {})
-        state.committed = {label: world.option(label, chosen) for label in world.want} | {"item": state.typed["item"]}
+        state.order(world)
         return "/sent"
     if path == "/sent":
         return Page("jobs sent", NAV, (Line("request sent", "heading"), Form("/", "continue"), Form("/receipt", "print")), path)
-    return Page("jobs other", NAV, (Form("/", "continue"), Form("/print", "print")), path)
+    return other("jobs", NAV)

@@ -15,8 +15,16 @@ from urllib.parse import urlencode
 from zlib import crc32
 
 STATIC = Path(__file__).parent.parent / "static"
-PICTURES = {"shop": ("chair", "lamp", "table", "vase"), "jobs": ("office", "plant"), "wiki": ("hills", "coast")}
-WITH_PICTURE = ("item", "form", "cart")  # pages that show what their heading names
+PICTURES = {
+    "shop": ("chair", "lamp", "table", "vase"),
+    "jobs": ("office", "plant"),
+    "wiki": ("hills", "coast"),
+    "travel": ("coast", "hills"),
+    "office": ("office", "plant"),
+    "news": ("hills", "office"),
+}
+WITH_PICTURE = ("item", "form", "cart", "review")  # pages that show what their heading names
+TABLES = (("wiki", "item"), ("news", "item"), ("office", "document"))  # pages that show their facts in a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +32,16 @@ class Link:
     label: str
     href: str
     card: bool = False  # drawn as a card with a picture
+    new_tab: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of text: a heading, a fact or a chosen option."""
+    """A line of text: a heading, a chosen option, or a fact, whose value stands on a line of its own before it."""
 
     text: str
     kind: str = "fact"  # fact, heading, chip
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,18 @@ class Choice:
 
     name: str
     options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggest:
+    """A text field that shows what it knows with the first letter typed; one of these must be clicked, the typed text alone counts for nothing."""
+
+    name: str
+    options: tuple[str, ...]
+
+    def shown(self, typed: str) -> tuple[str, ...]:
+        """The options that stand below the field once something is typed."""
+        return tuple(option for option in self.options if typed and option[0].lower() == typed[0].lower())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +74,18 @@ class Form:
     post: bool = False
 
 
-Widget = Link | Line | Choice | Form
+Widget = Link | Line | Choice | Suggest | Form
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page; `title` is two words, the site and the page's name. `path` is where it stands."""
+    """A page; `title` is two words, the site and the page's name. `path` is where it stands, or where a choice leads on."""
 
     title: str
     nav: tuple[Link, ...]
     widgets: tuple[Widget, ...]
     path: str = "/"
+    status: int = 200
 
     @property
     def site(self) -> str:
@@ -76,6 +99,9 @@ class Page:
 def choose_url(path: str, name: str, value: str) -> str:
     """Where a dropdown sends its choice; the server goes back to `path`."""
     return "/choose?" + urlencode({"next": path, "name": name, "value": value})
+
+
+_SHOW = "for(const a of this.parentNode.querySelectorAll('a'))a.hidden=!this.value||a.textContent[0].toLowerCase()!==this.value[0].toLowerCase()"
 
 
 @cache
@@ -96,22 +122,28 @@ def _group(widget: Widget) -> str:
         return "cards" if widget.card else "links"
     if isinstance(widget, Line):
         return {"fact": "facts", "heading": "heading", "chip": "chips"}[widget.kind]
-    if isinstance(widget, Choice):
+    if isinstance(widget, (Choice, Suggest)):
         return "chips"
     return "fields" if widget.fields else "buttons"
 
 
 def _widget(widget: Widget, page: Page) -> str:
     if isinstance(widget, Link):
-        link = f'<a href="{html.escape(widget.href)}">{html.escape(widget.label)}</a>'
-        return f'<div class="card">{_picture(page.site, widget.label)}{link}</div>' if widget.card else link
+        target = ' target="_blank"' if widget.new_tab else ""
+        link = f'<a href="{html.escape(widget.href)}"{target}>{html.escape(widget.label)}</a>'
+        picture = _picture(page.site, widget.label) if page.site in PICTURES else ""
+        return f'<div class="card">{picture}{link}</div>' if widget.card else link
     if isinstance(widget, Line):
-        return f"<p>{html.escape(widget.text)}</p>"
+        value = f"<b>{html.escape(widget.value)}</b>" if widget.value else ""
+        return f"<p>{value}<span>{html.escape(widget.text)}</span></p>"
     if isinstance(widget, Choice):
         options = '<option value="">choose</option>' + "".join(f"<option>{html.escape(option)}</option>" for option in widget.options)
         change = f"if(this.value)location.href={json.dumps(choose_url(page.path, widget.name, ''))}+encodeURIComponent(this.value)"
         select = f'<select name="{widget.name}" autocomplete="off" onchange="{html.escape(change)}">{options}</select>'
         return f'<div class="field" data-label="{widget.name}">{select}</div>'
+    if isinstance(widget, Suggest):
+        links = "".join(f'<a href="{html.escape(choose_url(page.path, widget.name, option))}" hidden>{option}</a>' for option in widget.options)
+        return f'<div class="field suggest" data-label="{widget.name}"><input name="{widget.name}" autocomplete="off" oninput="{_SHOW}">{links}</div>'
     fields = "".join(
         f'<div class="field" data-label="{name}"><input name="{name}" value="{html.escape(value)}" autocomplete="off"></div>'
         for name, value in widget.fields.items()
@@ -125,8 +157,8 @@ def _section(group: str, widgets: list[Widget], page: Page) -> str:
     if group == "heading":
         text = " ".join(widget.text for widget in widgets if isinstance(widget, Line))
         return (_picture(page.site, text) if page.name in WITH_PICTURE else "") + f"<h1>{html.escape(text)}</h1>"
-    if group == "facts" and page.site == "wiki" and page.name == "item":
-        rows = "".join(f"<tr><td>{html.escape(widget.text)}</td></tr>" for widget in widgets if isinstance(widget, Line))
+    if group == "facts" and (page.site, page.name) in TABLES:
+        rows = "".join(f"<tr><td>{html.escape(widget.value)}</td><td>{html.escape(widget.text)}</td></tr>" for widget in widgets if isinstance(widget, Line))
         return f"<table>{rows}</table>"
     return f'<section class="{group}">' + "".join(_widget(widget, page) for widget in widgets) + "</section>"
 

@@ -1,7 +1,9 @@
 """The shop: search, categories with pages, sorting, a product with options, cart, order."""
 
+from collections.abc import Sequence
+
 from rmsweb.playground.sites.page import Form, Line, Link, Page
-from rmsweb.playground.sites.state import SiteState, facts, nav, option, shuffled, url
+from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, snippet, url
 from rmsweb.playground.tasks import CATEGORIES, World
 
 NAV = nav(("offers", "help", "cart"))
@@ -11,31 +13,27 @@ def _search(value: str = "") -> Form:
     return Form("/search", "search", {"product": value})
 
 
-def _cards(names: list[str]) -> list[Link]:
-    return [Link(name, url("/item", name=name), card=True) for name in names]
-
-
-def _list(world: World, state: SiteState, path: str, names: list[str], extra: list[Line | Link], query: str = "") -> Page:
+def _list(world: World, state: SiteState, path: str, names: list[str], extra: Sequence[Line | Link], query: str = "") -> Page:
     """Search box, sorting, products (in the order given until another is chosen), and what stands below."""
     key = state.chosen.get("sort", "")
     if key:
-        names = sorted(names, key=lambda name: name if key == "name" else world.facts(name)[key])
-    widgets = (_search(query), option(world, state, "sort"), *_cards(names), *extra)
+        names = sorted(names, key=lambda name: name if key == "name" else world.facts("shop", name)[key])
+    widgets = (_search(query), option(world, state, "sort"), *cards("/item", names), *extra)
     return Page("shop results", NAV, widgets, path)
 
 
 def _home(world: World) -> Page:
     featured = [*world.others[:3], world.item] if world.template == "shop.buy" else list(world.others[:4])
     categories = [Link(label, url("/category", name=label)) for label in CATEGORIES]
-    return Page("shop home", NAV, (_search(), *categories, *_cards(shuffled(world, "home", featured))), "/")
+    return Page("shop home", NAV, (_search(), *categories, *cards("/item", shuffled(world, "home", featured))), "/")
 
 
 def _results(world: World, state: SiteState, query: str) -> Page:
     path = url("/search", product=query)
     if query != world.item:
         return _list(world, state, path, shuffled(world, query, list(world.others[4:8])), [], query)
-    snippet: list[Line | Link] = [Line(f"{world.fact} {world.snippet}")] if world.fact and world.want else []
-    return _list(world, state, path, shuffled(world, query, [world.item, *world.others[:3]]), snippet, query)
+    below = snippet(world) if world.want else []
+    return _list(world, state, path, shuffled(world, query, [world.item, *world.others[:3]]), below, query)
 
 
 def _category(world: World, state: SiteState, name: str, second: bool) -> Page:
@@ -50,7 +48,7 @@ def _item(world: World, state: SiteState, name: str) -> Page:
     path = url("/item", name=name)
     color = world.option("color", state.chosen)
     actions = [Form(url("/add", name=name), "add", post=True), Form("/wishlist", "wishlist"), Form("/share", "share")]
-    widgets = (Line(name, "heading"), *facts(world, name, color), option(world, state, "color"), option(world, state, "size"), *actions)
+    widgets = (Line(name, "heading"), *facts(world, "shop", name, color), option(world, state, "color"), option(world, state, "size"), *actions)
     return Page("shop item", NAV, widgets, path)
 
 
@@ -63,9 +61,9 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return _results(world, state, params.get("product", ""))
     if path == "/category" and name in CATEGORIES:
         return _category(world, state, name, params.get("page") == "2")
-    if path == "/item" and name in (world.item, *world.others):
+    if path == "/item" and name in world.names:
         return _item(world, state, name)
-    if path == "/add" and name in (world.item, *world.others):
+    if path == "/add" and name in world.names:
         state.cart = [name]
         return "/cart"
     if path == "/cart":
@@ -76,7 +74,7 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return "/cart"
     if path == "/order":
         if state.cart:
-            state.committed = {label: world.option(label, state.chosen) for label in world.want} | {"item": state.cart[0]}
+            state.order(world)
         return "/ordered"
     if path == "/ordered":
         return Page(
@@ -85,4 +83,4 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
             (Line("order confirmed" if state.committed else "cart empty", "heading"), Form("/", "continue"), Form("/receipt", "print")),
             path,
         )
-    return Page("shop other", NAV, (Form("/", "continue"), Form("/print", "print")), path)
+    return other("shop", NAV)

@@ -1,10 +1,11 @@
 """What a context has done on a site, and the small helpers that the sites share."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from rmsweb.playground.sites.page import Choice, Line, Link
+from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page
 from rmsweb.playground.tasks import OPTIONS, World
 
 
@@ -17,11 +18,33 @@ class SiteState:
     cart: list[str] = field(default_factory=list)
     user: str = ""
     committed: dict[str, str] | None = None  # what was ordered or sent
+    tried: set[str] = field(default_factory=set)  # pages that were in trouble once
+
+    def order(self, world: World) -> None:
+        """Commits the first item in the cart, or the one of the form, with what was chosen and what is assumed."""
+        chosen = self.chosen | {label: value for label, value in self.typed.items() if value}
+        item = self.cart[0] if self.cart else self.typed["item"]
+        self.committed = {label: world.option(label, chosen) for label in world.want} | {"item": item}
 
 
-def url(path: str, **params: str) -> str:
+def url(path: str, /, **params: str) -> str:
     """Path with a query."""
     return path + ("?" + urlencode(params) if params else "")
+
+
+def local(path: str) -> str:
+    """A path of the same host, whatever a request asks for."""
+    return path if path.startswith("/") and not path.startswith("//") else "/"
+
+
+def cards(path: str, names: Sequence[str], *, new_tab: bool = False) -> list[Link]:
+    """Links to the pages of some names, drawn as cards."""
+    return [Link(name, url(path, name=name), card=True, new_tab=new_tab) for name in names]
+
+
+def other(site: str, links: tuple[Link, ...]) -> Page:
+    """A page that leads nowhere useful."""
+    return Page(f"{site} other", links, (Form("/", "continue"), Form("/print", "print")))
 
 
 def nav(site_links: tuple[str, ...]) -> tuple[Link, ...]:
@@ -46,7 +69,17 @@ def option(world: World, state: SiteState, label: str) -> Choice | Line:
     return Choice(label, tuple(sorted(options)))
 
 
-def facts(world: World, name: str, chosen: str = "") -> list[Line]:
-    """The facts of a name as lines, in an order of their own."""
-    values = world.facts(name, chosen)
-    return [Line(f"{label} {values[label]}") for label in shuffled(world, f"facts/{name}", list(values))]
+def fact(label: str, value: str) -> Line:
+    """One fact as a page tells it, the value first: it stands as far before its label as an index does, and a tiny model learns one distance sooner."""
+    return Line(label, value=value)
+
+
+def snippet(world: World) -> list[Line]:
+    """What a result list says of the asked fact: a line, or none where the task asks for nothing."""
+    return [fact(world.fact, world.snippet)] if world.fact else []
+
+
+def facts(world: World, site: str, name: str, chosen: str = "") -> list[Line]:
+    """A site's facts of a name as lines, in an order of their own."""
+    values = world.facts(site, name, chosen)
+    return [fact(label, values[label]) for label in shuffled(world, f"facts/{name}", list(values))]

@@ -1,7 +1,7 @@
 """The encyclopedia: a search page, results with a snippet, articles with a table of facts and links to related articles."""
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page, Widget
-from rmsweb.playground.sites.state import SiteState, facts, nav, shuffled, url
+from rmsweb.playground.sites.state import SiteState, facts, nav, other, shuffled, snippet, url
 from rmsweb.playground.tasks import World
 
 NAV = nav(("history", "portal", "donate"))
@@ -17,18 +17,17 @@ def _links(names: list[str]) -> list[Link]:
 
 def _results(world: World, query: str) -> Page:
     path = url("/search", article=query)
-    if query not in (world.item, world.via):
+    if query not in (world.item, world.via or world.item):
         return Page("wiki results", NAV, (_search(query), *_links(shuffled(world, query, list(world.others[4:8])))), path)
     links = _links(shuffled(world, query, [query, *world.others[:3]]))
-    snippet = [Line(f"{world.fact} {world.snippet}")] if world.fact and query == world.item else []
-    return Page("wiki results", NAV, (_search(query), *links, *snippet), path)
+    return Page("wiki results", NAV, (_search(query), *links, *(snippet(world) if query == world.item else [])), path)
 
 
 def _article(world: World, name: str) -> Page:
     related = list(world.others[4:7]) + ([world.item] if name == world.via else [world.others[7]])
     widgets: tuple[Widget, ...] = (
         Line(name, "heading"),
-        *facts(world, name),
+        *facts(world, "wiki", name),
         *_links(shuffled(world, name, related)),
         Form("/edit", "edit"),
         Form("/cite", "cite"),
@@ -43,6 +42,6 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return Page("wiki home", NAV, (_search(), *_links(shuffled(world, "home", list(world.others[:4]))), Form("/random", "random")), "/")
     if path == "/search":
         return _results(world, params.get("article", ""))
-    if path == "/article" and name in (world.item, world.via, *world.others):
+    if path == "/article" and name in world.names:
         return _article(world, name)
-    return Page("wiki other", NAV, (Form("/", "continue"), Form("/print", "print")), path)
+    return other("wiki", NAV)
