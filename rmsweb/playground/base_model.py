@@ -188,23 +188,11 @@ def skills(policy: PolicyModel, encoder: DrillEncoder, words: Words, seed: int =
     return result
 
 
-def inherit(policy: PolicyModel, start: PolicyModel) -> None:
-    """Copies the weights of an earlier base; a token that both know keeps its embedding, a new one keeps its random one."""
-    weights, old = policy.model.state_dict(), start.model.float().state_dict()
-    name = "model.language_model.embed_tokens.weight"
-    ids, known = policy.tokenizer.get_vocab(), start.tokenizer.get_vocab()
-    pairs = [(number, known[token]) for token, number in ids.items() if token in known]
-    weights[name][[new for new, _ in pairs]] = old[name][[number for _, number in pairs]]
-    policy.model.load_state_dict(weights | {key: value for key, value in old.items() if key not in (name, "lm_head.weight")})
-
-
-def train(
-    policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int, seconds: float, batch_size: int = 16, lr: float = 1e-3, stage: int = 0
-) -> None:
-    """Staged drills for `seconds` of CPU time, from `stage` on; the rate falls over the last 40% of it."""
+def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int, seconds: float, batch_size: int = 16, lr: float = 1e-3) -> None:
+    """Staged drills for `seconds` of CPU time; the rate falls over the last 40% of it."""
     text = policy.model.model.language_model
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    r, running, step, start = random.Random(seed), 0.0, 0, time.process_time()
+    r, stage, running, step, start = random.Random(seed), 0, 0.0, 0, time.process_time()
     while (elapsed := time.process_time() - start) < seconds:
         drills = [STAGES[stage if r.random() >= REPLAY or stage == 0 else r.randrange(stage)](r, words) for _ in range(batch_size)]
         batch = encoder.batch(drills)
@@ -232,7 +220,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt-config", type=Path, required=True, help="JSON of the prompt configuration (scripts/demo_prompt.json)")
     parser.add_argument("--seconds", type=float, default=1500, help="CPU seconds of training")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and drills")
-    parser.add_argument("--start", type=Path, help="earlier base to go on from, with fewer words: its last stage goes on (default: from scratch)")
     options = parser.parse_args(argv)
     from rmsweb.playground.words import vocabulary
 
@@ -240,12 +227,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, words = load_prompt_config(options.prompt_config), vocabulary()
     tokenizer = build_tokenizer(words)
     policy = PolicyModel(build_model(tokenizer, options.seed), tokenizer, prompt_config=config)
-    if options.start:
-        inherit(policy, PolicyModel.load(options.start))
     with tempfile.TemporaryDirectory() as folder:
         drill_words = Words(words, config, draw_pictures(Path(folder), config, 64, options.seed))
         encoder = DrillEncoder(policy, Path(folder))
-        train(policy, encoder, drill_words, seed=options.seed, seconds=options.seconds, stage=len(STAGES) - 1 if options.start else 0)
+        train(policy, encoder, drill_words, seed=options.seed, seconds=options.seconds)
         report = skills(policy, encoder, drill_words)
     policy.model.to(torch.float16)
     policy.save(options.out)

@@ -192,8 +192,9 @@ def look_up(r: random.Random, words: Words) -> Drill:
     """A page, then a label: its index, or its value where it is a fact."""
     page = Page(r, words)
     turns = []
+    facts = [w for w in page.widgets if w.kind == "fact"]
     for _ in range(8):
-        widget = r.choice(page.widgets)
+        widget = r.choice(facts if facts and r.random() < 0.5 else page.widgets)
         turns.append(Turn(tail=f"Task: {widget.label} ", target=str(widget.index if widget.index is not None else widget.value)))
     return Drill(page=page.split("x")[0], turns=tuple(turns), chat=False)
 
@@ -243,11 +244,11 @@ def _noise(r: random.Random, words: Words, count: int, avoid: set[str]) -> list[
 def slots(r: random.Random, words: Words) -> Drill:
     """The verb (and the label of a field) is given; the value of the slot, the one label that the task names, or the fact is to be found."""
     page, turns = Page(r, words), []
-    avoid, facts = {w.label for w in page.widgets}, [w for w in page.widgets if w.kind == "fact"]
+    avoid = {w.label for w in page.widgets}
     for _ in range(4):
         verb = r.choice(("click", "type", "select"))
         history = [Goal(verb, r.choice(words.labels), None if verb == "click" else r.choice(words.labels)) for _ in range(r.randint(0, 2))]
-        goal = page.goal(r, r.choice(facts if facts and r.random() < 0.2 else page.widgets))
+        goal = page.goal(r, r.choice(page.widgets))
         if goal.verb == "click":
             task, given = [*_noise(r, words, r.randint(1, 3), avoid), str(goal.label), *_noise(r, words, r.randint(0, 4), avoid)], "click"
         elif goal.verb == "done":
