@@ -1,6 +1,6 @@
 """Measurements of the training engine against the plain way: `generate` and one sequence an answer, through the same weights.
 
-Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of five interleaved pairs of runs (`spread`: lowest and
+Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of interleaved pairs of runs (five, three of whole steps; `spread`: lowest and
 highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32, one thread; on a GPU the shape
 of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
 
@@ -166,19 +166,29 @@ def generate(
 
 
 def compare(ours: Callable[[], object], baseline: Callable[[], object], repeats: int) -> Line:
-    """Medians of interleaved runs in seconds; the callers have run them before, most to check that both agree."""
+    """Medians of interleaved runs in seconds; the callers have run them before, most to check that both agree.
+
+    On a CPU these are the process's CPU seconds: with one thread that is the time on a quiet machine, and other load disturbs it less.
+    """
+    clock = time.perf_counter if GPU else time.process_time
 
     def seconds(work: Callable[[], object]) -> float:
-        start = time.perf_counter()
+        start = clock()
         work()
         if GPU:
             torch.cuda.synchronize()
-        return time.perf_counter() - start
+        return clock() - start
 
     pairs = [(seconds(ours), seconds(baseline)) for _ in range(repeats)]
     ratios = sorted(b / a for a, b in pairs)
     a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return {"ratio": round(b / a, 2), "ours_s": round(a, 4), "baseline_s": round(b, 4), "spread": [round(ratios[0], 2), round(ratios[-1], 2)]}
+    return {
+        "ratio": round(b / a, 2),
+        "ours_s": round(a, 4),
+        "baseline_s": round(b, 4),
+        "spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+        "repeats": repeats,
+    }
 
 
 def line(name: str, prompt: int, response: int, n: int, token_ratio: float, measured: Line) -> Line:
@@ -315,7 +325,7 @@ def step_state(policy: PolicyModel, number: int, size: int) -> rl.State:
     return state
 
 
-def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, repeats: int = 5) -> Iterator[Line]:
+def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, repeats: int = 3) -> Iterator[Line]:
     """One whole RL step of `rl.rl_step`, against the same step with `generate` and a sequence an answer. Random rollouts never parse, so all groups are
     rejected and retained: n rollouts and the target are scored, the reference scores the rollouts, and all of them are in the update."""
     policy, parameters = build("attn")
