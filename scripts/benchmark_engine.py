@@ -1,8 +1,8 @@
 """Measurements of the training engine against the plain way: `generate` and one sequence an answer, through the same weights.
 
-Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of interleaved pairs of runs (five, three of whole steps; `spread`: lowest and
-highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32, one thread; on a GPU the shape
-of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
+Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of interleaved pairs of runs, five of most, three of whole
+steps (`spread`: lowest and highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32,
+one thread; on a GPU the shape of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
 
 The plain way is a strong one: right-padded batches, so that SDPA's causal kernel needs no mask, and the engine's own chunked log-probabilities.
 """
@@ -221,7 +221,7 @@ def check_equal(name: str, ours: Sequence[Tensor], baseline: Sequence[Tensor], l
 # ----------------------------------------------------------------------------------------------------------- benchmarks
 
 
-def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 8, n: int = 8, repeats: int = 5) -> Iterator[Line]:
+def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 4, n: int = 8, repeats: int = 5) -> Iterator[Line]:
     """Sampling n answers of every prompt over one stored prompt, against `generate(num_return_sequences=n)`; greedy answers must be equal."""
     policy, _ = build("attn")
     for size in sizes:
@@ -236,7 +236,14 @@ def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts:
             lambda prompts=prompts: generate(policy, prompts, n=n, max_new_tokens=response),
             repeats,
         )
-        yield line("sampler", size, response, n, n * (size + response) / (size + n * response), {**measured, "greedy_equal": sum(equal) / num_prompts})
+        yield line(
+            "sampler",
+            size,
+            response,
+            n,
+            n * (size + response) / (size + n * response),
+            {**measured, "num_prompts": num_prompts, "greedy_equal": sum(equal) / num_prompts},
+        )
 
 
 def update(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, repeats: int = 5) -> Iterator[Line]:
