@@ -1,8 +1,8 @@
 """Measurements of the training engine against the plain way: `generate` and one sequence an answer, through the same weights.
 
-Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of interleaved pairs of runs, five of most, three of whole
-steps (`spread`: lowest and highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32,
-one thread; on a GPU the shape of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
+Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of interleaved pairs of runs, five of most, three of memory
+and of whole steps (`spread`: lowest and highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M
+parameters, float32, one thread; on a GPU the shape of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
 
 The plain way is a strong one: right-padded batches, so that SDPA's causal kernel needs no mask, and the engine's own chunked log-probabilities.
 """
@@ -271,7 +271,7 @@ def peak_rise(side: str, size: int, response: int, n: int) -> float:
     return ((torch.cuda.max_memory_allocated() if GPU else used("VmHWM")) - idle) / 2**20
 
 
-def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, repeats: int = 5) -> Iterator[Line]:
+def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, repeats: int = 3) -> Iterator[Line]:
     """Peak memory of one update as a pack, against the n sequences as one batch."""
 
     def measure(side: str, size: int) -> float:
@@ -283,6 +283,7 @@ def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, 
         ratios = sorted(b / a for a, b in pairs)
         a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
         measured = {"ratio": round(b / a, 2), "ours_mib": round(a), "baseline_mib": round(b), "spread": [round(ratios[0], 2), round(ratios[-1], 2)]}
+        measured["repeats"] = repeats
         yield line("memory", size, response, n, n * (size + response) / (size + n * response), measured)
 
 
