@@ -1,8 +1,8 @@
 """Measurements of the training engine against the plain way: `generate` and one sequence an answer, through the same weights.
 
-Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of five interleaved pairs of runs (`spread`: lowest and
-highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32, one thread; on a GPU the shape
-of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
+Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of interleaved pairs of runs, five of most, three of memory
+and of whole steps (`spread`: lowest and highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M
+parameters, float32, one thread; on a GPU the shape of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
 
 The plain way is a strong one: right-padded batches, so that SDPA's causal kernel needs no mask, and the engine's own chunked log-probabilities.
 """
@@ -166,19 +166,29 @@ def generate(
 
 
 def compare(ours: Callable[[], object], baseline: Callable[[], object], repeats: int) -> Line:
-    """Medians of interleaved runs in seconds; the callers have run them before, most to check that both agree."""
+    """Medians of interleaved runs in seconds; the callers have run them before, most to check that both agree.
+
+    On a CPU these are the process's CPU seconds: with one thread that is the time on a quiet machine, and other load disturbs it less.
+    """
+    clock = time.perf_counter if GPU else time.process_time
 
     def seconds(work: Callable[[], object]) -> float:
-        start = time.perf_counter()
+        start = clock()
         work()
         if GPU:
             torch.cuda.synchronize()
-        return time.perf_counter() - start
+        return clock() - start
 
     pairs = [(seconds(ours), seconds(baseline)) for _ in range(repeats)]
     ratios = sorted(b / a for a, b in pairs)
     a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return {"ratio": round(b / a, 2), "ours_s": round(a, 4), "baseline_s": round(b, 4), "spread": [round(ratios[0], 2), round(ratios[-1], 2)]}
+    return {
+        "ratio": round(b / a, 2),
+        "ours_s": round(a, 4),
+        "baseline_s": round(b, 4),
+        "spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+        "repeats": repeats,
+    }
 
 
 def line(name: str, prompt: int, response: int, n: int, token_ratio: float, measured: Line) -> Line:
@@ -211,7 +221,7 @@ def check_equal(name: str, ours: Sequence[Tensor], baseline: Sequence[Tensor], l
 # ----------------------------------------------------------------------------------------------------------- benchmarks
 
 
-def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 8, n: int = 8, repeats: int = 5) -> Iterator[Line]:
+def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 4, n: int = 8, repeats: int = 5) -> Iterator[Line]:
     """Sampling n answers of every prompt over one stored prompt, against `generate(num_return_sequences=n)`; greedy answers must be equal."""
     policy, _ = build("attn")
     for size in sizes:
@@ -226,7 +236,14 @@ def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts:
             lambda prompts=prompts: generate(policy, prompts, n=n, max_new_tokens=response),
             repeats,
         )
-        yield line("sampler", size, response, n, n * (size + response) / (size + n * response), {**measured, "greedy_equal": sum(equal) / num_prompts})
+        yield line(
+            "sampler",
+            size,
+            response,
+            n,
+            n * (size + response) / (size + n * response),
+            {**measured, "num_prompts": num_prompts, "greedy_equal": sum(equal) / num_prompts},
+        )
 
 
 def update(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, repeats: int = 5) -> Iterator[Line]:
@@ -254,7 +271,7 @@ def peak_rise(side: str, size: int, response: int, n: int) -> float:
     return ((torch.cuda.max_memory_allocated() if GPU else used("VmHWM")) - idle) / 2**20
 
 
-def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, repeats: int = 5) -> Iterator[Line]:
+def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, repeats: int = 3) -> Iterator[Line]:
     """Peak memory of one update as a pack, against the n sequences as one batch."""
 
     def measure(side: str, size: int) -> float:
@@ -266,6 +283,7 @@ def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, 
         ratios = sorted(b / a for a, b in pairs)
         a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
         measured = {"ratio": round(b / a, 2), "ours_mib": round(a), "baseline_mib": round(b), "spread": [round(ratios[0], 2), round(ratios[-1], 2)]}
+        measured["repeats"] = repeats
         yield line("memory", size, response, n, n * (size + response) / (size + n * response), measured)
 
 
@@ -315,7 +333,7 @@ def step_state(policy: PolicyModel, number: int, size: int) -> rl.State:
     return state
 
 
-def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, repeats: int = 5) -> Iterator[Line]:
+def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, repeats: int = 3) -> Iterator[Line]:
     """One whole RL step of `rl.rl_step`, against the same step with `generate` and a sequence an answer. Random rollouts never parse, so all groups are
     rejected and retained: n rollouts and the target are scored, the reference scores the rollouts, and all of them are in the update."""
     policy, parameters = build("attn")

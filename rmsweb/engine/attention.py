@@ -51,14 +51,6 @@ def use_segment_attention(text_config: Any) -> None:
     text_config._attn_implementation = NAME
 
 
-def _short(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Masked attention of a few hundred queries [1, H, t, d] in plain matmuls; on a CPU SDPA's masked kernel takes two to three times as long."""
-    (_, num_heads, length, size), heads = query.shape, key.shape[1]
-    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(~mask, -torch.inf).repeat(num_heads // heads, 1)
-    scores = torch.baddbmm(bias, query.reshape(heads, -1, size), key[0].transpose(1, 2), alpha=scale)  # [h, H / h x t, keys]
-    return (scores.softmax(-1) @ value[0]).view(1, num_heads, length, size)
-
-
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     return scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
 
@@ -100,11 +92,7 @@ class PackLayout:
         parts = []
         for prefix, start, stop, mask in spans:
             keys, values = (x[:, :, :stop] if prefix == start else torch.cat([x[:, :, :prefix], x[:, :, start:stop]], 2) for x in (key, value))
-            own = query[:, :, start:stop]
-            if mask is not None and stop - start <= MERGE_TOKENS:
-                parts.append(_short(own, keys, values, mask, scale))
-            else:
-                parts.append(_sdpa(own, keys, values, mask, scale))
+            parts.append(_sdpa(query[:, :, start:stop], keys, values, mask, scale))
         return parts
 
     @cached_property
