@@ -4,56 +4,66 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-import PIL.Image
 import pytest
 import torch
 from killing import rows
 from rl_world import INDICES, mined, wavering_policy, write_states
 from safetensors.torch import load_file
-from sft_world import write_run
+from sft_world import step_sample, write_run
 from tiny_model import tiny_checkpoint
 
 import train_rl
 import train_sft
 from rmsweb.engine.distributed import Ranks
-from rmsweb.engine.lora import add_lora
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.rl import Prompts, generate
 from rmsweb.engine.training import rank_packs
-from rmsweb.records import Image, Message, Text
+from rmsweb.records import Image
 
 ROOT = Path(train_sft.__file__).parent
 pytestmark = pytest.mark.slow
 SIZES = ["--max-steps", "3", "--lr", "1e-3", "--lora-rank", "4", "--token-budget", "150", "--threads", "1", "--device", "cpu"]
 SFT = [*SIZES, "--lora-scope", "all", "--lora-dropout", "0", "--cutoff", "400", "--save-every", "1"]
-RL = [*SIZES, "--train-batch", "3", "--mini-batch", "1", "--num-rollouts", "4", "--max-generation-batches", "1", "--response-budget", "40", "--seed", "0"]
+RL = [*SIZES, "--train-batch", "3", "--mini-batch", "1", "--num-rollouts", "4", "--max-generation-batches", "1", "--response-budget", "40"]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """SFT samples of which every third has a picture, and mined states, with pictures and without, some of which are never answered rightly."""
+    """SFT samples of which few have a picture, and mined states, with pictures and without, half of which are never answered rightly."""
     root = tmp_path_factory.mktemp("ranks")
     tiny_checkpoint(root / "tiny", std=0.05)
-    write_run(root / "train", 21)
+    picture = Image(path="screenshots/a.png", sha256="a", width=160, height=96)
+    write_run(root / "train", 0, samples=[step_sample(number, picture=picture if number % 6 == 0 else None) for number in range(21)])
     wavering_policy().save(root / "wavering")
     scroll = '{"action":[{"scroll":{"down":true,"num_pages":1.0}}]}'
-    states = [mined(index, target=scroll if index > 4 else None) for index in INDICES]
-    noise = np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)
-    (root / "states/screenshots").mkdir(parents=True)
-    PIL.Image.fromarray(noise).save(root / "states/screenshots/a.png")
-    picture = Image(path="screenshots/a.png", sha256="a", width=160, height=96)
-    pictured = [Message(role="user", parts=(picture, Text(tag="state", text=f"[9]<a />\n[{index}]<a />\n"))) for index in INDICES]
-
-    states = [dataclasses.replace(state, messages=(pictured[i],)) if i % 2 else state for i, state in enumerate(states)]
+    states = [mined(index, target=scroll if index > 3 else None) for index in INDICES]
+    for number in (1, 3, 5):
+        message = states[number].messages[0]
+        states[number] = dataclasses.replace(states[number], messages=(dataclasses.replace(message, parts=(picture, *message.parts)),))
+    shutil.copytree(root / "train/screenshots", root / "states/screenshots")
     write_states(root / "states", states)
+    (root / "seed").write_text("0")
+    (root / "seed").write_text(str(next(seed for seed in range(20) if one_rank_accepts_nothing(root, seed))))
     return root
+
+
+def one_rank_accepts_nothing(root, seed):
+    """Whether in the first step one of two ranks samples no accepted group while the other does."""
+    config = train_rl.parse_config(train_rl.Config, rl_flags(root, root / "unused", "--seed", str(seed)))
+    policy = PolicyModel.load(root / "wavering")
+    states, _ = train_rl.read_states(config.states, policy, config, "train")
+    alone = Ranks(0, 1, torch.device("cpu"))
+    found = generate(policy, alone, states, Prompts(policy), config.step_config(), step=0, position=0, report=lambda text: None)
+    accepted = [group.gate.accepted for group in found]
+    return any(accepted[0::2]) != any(accepted[1::2])
 
 
 def sft_flags(world, out, *more):
@@ -61,14 +71,25 @@ def sft_flags(world, out, *more):
 
 
 def rl_flags(world, out, *more):
-    return ["--model", str(world / "wavering"), "--states", str(world / "states/mined.jsonl"), "--out", str(out), *RL, *more]
+    return [
+        "--model",
+        str(world / "wavering"),
+        "--states",
+        str(world / "states/mined.jsonl"),
+        "--out",
+        str(out),
+        *RL,
+        "--seed",
+        (world / "seed").read_text(),
+        *more,
+    ]
 
 
-def torchrun(count, script, flags, **settings):
-    """Starts the processes; OMP_NUM_THREADS as torchrun would set it."""
+def torchrun(count, script, flags):
+    """Starts the processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count), str(ROOT / script), *flags]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, **(pipes | settings))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def finish(process):
@@ -93,22 +114,22 @@ def assert_equal_steps(one, many, names):
 
 
 def test_the_sft_data_is_hard(world, tmp_path):
-    """Lengths are ragged; in some step one of two ranks has pictures and the other none; in some step ranks have unequal numbers of packs, filled up."""
+    """Lengths are ragged; in some step one of two ranks has pictures and the other none; in some step of four ranks one is filled up with dummies."""
     config = train_sft.parse_config(train_sft.Config, sft_flags(world, tmp_path))
     policy = PolicyModel.load(world / "tiny")
     data = train_sft.read_data(config.samples, policy, config, "train", "")
     assert len(set(data.lengths)) > 5
-    seen, dummies = [], 0
+    seen, dummies = set(), 0
     for step in range(3):
         batch = train_sft.epoch_order(config, 0, len(data.samples))[step * 4 : step * 4 + 4]
         lengths = [data.lengths[i] for i in batch]
-        packs = [
-            list(rank_packs(policy, Ranks(rank, 2, torch.device("cpu")), lengths, lambda i, batch=batch: data.group(policy, batch[i]), 150))
-            for rank in range(2)
-        ]
-        seen.append(tuple(any(item.pack.pixel_values is not None for item in own) for own in packs))
-        dummies += sum(not item.answers for own in packs for item in own)
-    assert {(True, False), (False, True)} & set(seen)
+        for count in (2, 4):
+            group = partial(data.group, policy)
+            ranks = [Ranks(rank, count, torch.device("cpu")) for rank in range(count)]
+            packs = [list(rank_packs(policy, rank, lengths, lambda i, batch=batch, group=group: group(batch[i]), 150)) for rank in ranks]
+            seen.add((count, *(any(item.pack.pixel_values is not None for item in own) for own in packs)))
+            dummies += sum(not item.answers for own in packs for item in own)
+    assert {(2, True, False), (2, False, True)} & seen
     assert dummies
 
 
@@ -118,20 +139,6 @@ def test_sft_steps_equal_those_of_one_process(world, tmp_path, count, more):
     train_sft.main(sft_flags(world, tmp_path / "one", "--accumulation", "4"))
     finish(torchrun(count, "train_sft.py", sft_flags(world, tmp_path / "many", "--accumulation", str(4 // count), *more)))
     assert_equal_steps(tmp_path / "one", tmp_path / "many", ("tokens",))
-
-
-def test_the_rl_states_are_hard(world):
-    """In some step a rank samples no accepted group while another does; three prompts on two or four ranks are unequal shares."""
-    config = train_rl.parse_config(train_rl.Config, rl_flags(world, world / "unused"))
-    policy = PolicyModel.load(world / "wavering")
-    torch.manual_seed(config.seed)
-    add_lora(policy.model, rank=4, alpha=128, scope="attn")
-    states, _ = train_rl.read_states(config.states, policy, config, "train")
-    alone = Ranks(0, 1, torch.device("cpu"))
-    found = generate(policy, alone, states, Prompts(policy), config.step_config(), step=0, position=0, report=lambda text: None)
-    accepted = [group.gate.accepted for group in found]
-    assert len(accepted) == 3
-    assert any(accepted[0::2]) != any(accepted[1::2])
 
 
 @pytest.mark.parametrize(("count", "more"), [(2, ()), (2, ("--shard",)), (4, ("--shard",))])
@@ -190,7 +197,7 @@ def test_ranks_with_other_flags_stop(world, tmp_path):
     wrapper = tmp_path / "start.py"
     script = f"runpy.run_path({str(ROOT / 'train_sft.py')!r}, run_name='__main__')"
     wrapper.write_text(f"import os, sys, runpy\nsys.argv += ['--lr', '0.0' + os.environ['RANK'] + '1']\n{script}\n")
-    process = torchrun(2, wrapper, sft_flags(world, tmp_path / "out"), cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    process = torchrun(2, wrapper, sft_flags(world, tmp_path / "out"))
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert re.search(r"ranks disagree on lr: 0\.001 on rank 0, 0\.011 on rank 1", errors), errors[-2000:]
