@@ -41,13 +41,14 @@ from rmsweb.engine.training import (
     data_digest,
     load_training_state,
     prepare_policy,
+    read_samples,
     save_checkpoint,
     save_training_state,
 )
 from rmsweb.gating import MIN_STD
 from rmsweb.objective import CLIP_HIGH, CLIP_LOW, KL_WEIGHT, SALVAGE_WEIGHT, ObjectiveConfig
 from rmsweb.prompt import PromptConfig, load_shared_prompt_config
-from rmsweb.records import MinedState, RecordError, StepSample, read_records
+from rmsweb.records import MinedState, Split
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
 
 DAPO_CLIP_HIGH = 0.28  # DAPO's own Clip-Higher
@@ -166,33 +167,18 @@ def read_prompt_config(config: Config) -> PromptConfig:
     return load_shared_prompt_config((*config.states, *config.dev_states))
 
 
-def record_kind(file: Path) -> type[StepSample]:
-    """Whether a file holds mined states or samples, by its header; RecordError where it holds something else."""
-    with open(file, encoding="utf-8") as lines:
-        first = lines.readline()
-    for kind in (MinedState, StepSample):
-        if f'"{kind.__name__}"' in first:
-            return kind
-    raise RecordError(f"{file}:1: header is {first.strip()[:80]!r}, expected one of a MinedState or StepSample file")
-
-
-def read_states(files: Sequence[Path], policy: PolicyModel, config: Config, split: str) -> tuple[list[State], Counter[str]]:
+def read_states(files: Sequence[Path], policy: PolicyModel, config: Config, split: Split) -> tuple[list[State], Counter[str]]:
     """States of the files in order, and how many records were left out for which reason."""
     assert policy.prompt_config is not None
     states: list[State] = []
     left_out: Counter[str] = Counter()
     make = partial(make_state, policy=policy, prompt_budget=policy.prompt_config.prompt_budget, response_budget=config.response_budget)
-    for file in files:
-        for sample in progress(read_records(file, record_kind(file)), label=f"{split} states"):
-            if sample.prompt_config != policy.prompt_config.hash:
-                raise ValueError(f"{file}: {sample.sample_id} was made with prompt config {sample.prompt_config}, expected {policy.prompt_config.hash}")
-            if sample.split != split:
-                raise ValueError(f"{file}: {sample.sample_id} is of split {sample.split}, expected {split}")
-            state = make(sample, file.parent)
-            if isinstance(state, str):
-                left_out[state] += 1
-            else:
-                states.append(state)
+    for sample, root in progress(read_samples(files, policy.prompt_config, split), label=f"{split} states"):
+        state = make(sample, root)
+        if isinstance(state, str):
+            left_out[state] += 1
+        else:
+            states.append(state)
     if not states:
         raise ValueError(f"{', '.join(map(str, files))}: no usable state ({dict(left_out)})")
     return states, left_out

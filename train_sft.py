@@ -29,12 +29,13 @@ from rmsweb.engine.training import (
     load_training_state,
     prepare_policy,
     rank_packs,
+    read_samples,
     save_checkpoint,
     save_training_state,
     score,
 )
 from rmsweb.prompt import PromptConfig, load_shared_prompt_config
-from rmsweb.records import StepSample, derive_seed, read_records
+from rmsweb.records import Split, StepSample, derive_seed
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
 
 DEV_CHUNK = 64  # dev samples scored at a time
@@ -45,7 +46,7 @@ class Config:
     """Supervised fine-tuning of a Qwen3-VL policy. Defaults are the paper's (App. F, 8B)."""
 
     model: str = opt(help="checkpoint folder or hub name of the model to start from; paper: Qwen3-VL-8B-Instruct")
-    samples: tuple[Path, ...] = opt(help="samples.jsonl files, each in its run folder beside prompt_config.json and screenshots/")
+    samples: tuple[Path, ...] = opt(help="samples.jsonl files (or mined.jsonl), each in its run folder beside prompt_config.json and screenshots/")
     out: Path = opt(help="run folder to write")
     dev_samples: tuple[Path, ...] = opt((), "samples.jsonl files of split dev: their loss chooses checkpoint-best; never trained on")
     epochs: int = opt(3, "passes over the samples; paper: 3")
@@ -104,26 +105,21 @@ def read_prompt_config(config: Config) -> PromptConfig:
     return load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
 
 
-def read_data(files: Sequence[Path], policy: PolicyModel, config: Config, split: str, label: str) -> Data:
+def read_data(files: Sequence[Path], policy: PolicyModel, config: Config, split: Split, label: str) -> Data:
     """Samples of the files in order, without those beyond the cutoff."""
     assert policy.prompt_config is not None
     samples: list[StepSample] = []
     roots: list[Path] = []
     lengths: list[Lengths] = []
     num_dropped = 0
-    for file in files:
-        for sample in progress(read_records(file, StepSample), label=label):
-            if sample.prompt_config != policy.prompt_config.hash:
-                raise ValueError(f"{file}: {sample.sample_id} was made with prompt config {sample.prompt_config}, expected {policy.prompt_config.hash}")
-            if sample.split != split:
-                raise ValueError(f"{file}: {sample.sample_id} is of split {sample.split}, expected {split}")
-            prompt, answer = policy.prompt_length(sample.messages), policy.count_tokens(sample.target_text) + 1
-            if prompt + answer > config.cutoff:
-                num_dropped += 1
-                continue
-            samples.append(sample)
-            roots.append(file.parent)
-            lengths.append((prompt, (answer,)))
+    for sample, root in progress(read_samples(files, policy.prompt_config, split), label=label):
+        prompt, answer = policy.prompt_length(sample.messages), policy.count_tokens(sample.target_text) + 1
+        if prompt + answer > config.cutoff:
+            num_dropped += 1
+            continue
+        samples.append(sample)
+        roots.append(root)
+        lengths.append((prompt, (answer,)))
     if not samples:
         raise ValueError(f"{', '.join(map(str, files))}: no sample of at most --cutoff {config.cutoff} tokens ({num_dropped} longer)")
     return Data(samples, roots, lengths, num_dropped)

@@ -12,9 +12,9 @@ cd "$(dirname "$0")/.."
 
 # ------------------------------------------------------------------------------------------------------------- sizes
 FOLDER=runs/demo
-TRAIN_TASKS=200 DEV_TASKS=32 HELD_OUT_TASKS=48  # tasks of each split; held-out ones use names and a template that no other split has
+TRAIN_TASKS=240 DEV_TASKS=32 HELD_OUT_TASKS=36  # tasks of each split; held-out ones use names and two templates that no other split has
 MAX_STEPS=12                                    # agent turns of a run
-POOL_RUNS=2 RUNS=3                              # runs of the SFT policy on each training task; runs of each policy on each held-out task (paper: 3)
+POOL_RUNS=1 RUNS=3                              # runs of the SFT policy on each training task; runs of each policy on each held-out task (paper: 3)
 SFT_EPOCHS=4 SFT_BATCH=16 SFT_LR=1e-3           # paper: 3, 32, 1e-4
 RL_STEPS=100 RL_LR=3e-5                         # paper: not stated, 8e-6
 TRAIN_BATCH=8 MINI_BATCH=4 GENERATIONS=4        # B, M and generation batches a step (paper: 64, 16, 16)

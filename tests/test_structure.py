@@ -47,7 +47,7 @@ TABLE: dict[str, str] = {
     "engine.sampler": "engine.attention engine.lora engine.packing engine.policy",
     "engine.serve": "records prompt engine.attention engine.lora engine.packing engine.policy engine.sampler",
     "engine.distributed": "engine.attention engine.lora engine.packing engine.policy engine.sampler engine.serve",
-    "engine.training": "objective prompt engine.attention engine.lora engine.packing engine.policy engine.sampler engine.serve engine.distributed",
+    "engine.training": "objective prompt records engine.attention engine.lora engine.packing engine.policy engine.sampler engine.serve engine.distributed",
     "engine.rl": f"{BELOW_RL} objective gating reward records browser.actions",
     "engine.plan": f"{BELOW_RL} gating",
     "playground.words": "records",

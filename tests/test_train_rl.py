@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tiny_model import SMALL_PROMPT
 
 import train_rl
+import train_sft
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.prompt import load_prompt_config, save_prompt_config
 from rmsweb.records import RecordError
@@ -101,6 +102,17 @@ def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, mo
     script.write_text("import sys; sys.exit(3)")
     with pytest.raises(ValueError, match="exit code 3"):
         run(world, tmp_path / "b", "--dev-episodes", tmp_path / "dev.jsonl")
+
+
+def test_mined_states_are_samples_too(world, tmp_path):
+    """Plain supervised training on the mined targets, the control of RL: the same files, the same checks."""
+    flags = ("--model", world / "model", "--samples", world / "train/mined.jsonl", "--out", tmp_path / "a", "--device", "cpu", "--lr", 1e-2, "--max-steps", 8)
+    assert train_sft.main([str(flag) for flag in (*flags, "--epochs", 10, "--lora-rank", 8)]) == 0
+    found = [row["loss"] for row in metrics(tmp_path / "a") if "loss" in row]
+    assert len(found) == 8
+    assert metrics(tmp_path / "a")[0]["samples"] == 7
+    with pytest.raises(ValueError, match="is of split train, expected dev"):
+        train_sft.main([str(flag) for flag in (*flags[:-2], "--dev-samples", world / "train/mined.jsonl", "--out", tmp_path / "b")])
 
 
 def test_resume_equals_an_uninterrupted_run(world, tmp_path):

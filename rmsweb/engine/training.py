@@ -28,6 +28,7 @@ from rmsweb.engine.lora import Scope, add_lora, lora_layers, merged_state_dict, 
 from rmsweb.engine.packing import Group, Lengths, Pack, cost, deal, dummy_pack, make_pack, plan_packs, select
 from rmsweb.engine.policy import PolicyModel, checkpoint_layers
 from rmsweb.prompt import PromptConfig
+from rmsweb.records import MinedState, RecordError, Split, StepSample, read_records
 
 KEPT_STATES = 2  # newest training states that stay on disk
 
@@ -47,6 +48,25 @@ def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) 
 def constant(step: int, total: int, peak: float, warmup_ratio: float = 0.0) -> float:
     """Learning rate of RL: the peak at every step."""
     return peak
+
+
+def read_samples(files: Iterable[Path], prompt_config: PromptConfig, split: Split) -> Iterator[tuple[StepSample, Path]]:
+    """Samples and mined states of the files in order, each with its run folder.
+
+    RecordError where a file holds something else; ValueError naming file and sample where the prompt configuration or the split differs.
+    """
+    for file in files:
+        with open(file, encoding="utf-8") as lines:
+            header = lines.readline().strip()
+        kind = next((kind for kind in (MinedState, StepSample) if f'"{kind.__name__}"' in header), None)
+        if kind is None:
+            raise RecordError(f"{file}:1: header is {header[:80]!r}, expected one of a MinedState or StepSample file")
+        for sample in read_records(file, kind):
+            if sample.prompt_config != prompt_config.hash:
+                raise ValueError(f"{file}: {sample.sample_id} was made with prompt config {sample.prompt_config}, expected {prompt_config.hash}")
+            if sample.split != split:
+                raise ValueError(f"{file}: {sample.sample_id} is of split {sample.split}, expected {split}")
+            yield sample, file.parent
 
 
 def prepare_policy(
