@@ -94,22 +94,6 @@ def test_weights_are_zero_on_what_is_given(tmp_path: Path) -> None:
     assert len(batch.weights) == len(batch.pack.targets)
 
 
-def test_a_base_with_more_words_inherits_from_one_with_fewer() -> None:
-    """Every token that both know keeps its embedding under its new id, a new word keeps its own, and all other weights are copied."""
-    small = base_model.build_tokenizer(WORDS[::2])
-    start = PolicyModel(base_model.build_model(small, 1), small, prompt_config=CONFIG)
-    policy = PolicyModel(base_model.build_model(TOKENIZER, 0), TOKENIZER, prompt_config=CONFIG)
-    fresh = base_model.build_model(TOKENIZER, 0).get_input_embeddings().weight
-    base_model.inherit(policy, start)
-    now, before = policy.model.get_input_embeddings().weight, start.model.get_input_embeddings().weight
-    for token, number in TOKENIZER.get_vocab().items():
-        known = small.get_vocab().get(token)
-        assert torch.equal(now[number], fresh[number] if known is None else before[known])
-    for name, weight in start.model.named_parameters():
-        if "embed_tokens" not in name:
-            assert torch.equal(policy.model.get_parameter(name), weight)
-
-
 @pytest.mark.slow
 def test_a_minute_of_drills_teaches_recall(tmp_path: Path) -> None:
     """Training from scratch passes the first stage: the recipe that made the committed base still works."""
