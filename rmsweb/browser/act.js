@@ -40,7 +40,8 @@
   const prepare = async (id) => {
     const el = find(id);
     if (!el) return GONE;
-    const fact = { tag: el.localName, type: el.type || "", role: el.getAttribute("role") || "", what: describe(el), disabled: dom.disabled(el), readonly: !!el.readOnly, editable: el.isContentEditable,
+    const fact = { tag: el.localName, type: el.type || "", role: el.getAttribute("role") || "", what: describe(el), disabled: dom.disabled(el),
+      readonly: !!el.readOnly, editable: el.isContentEditable,
       combobox: suggests(el) || el.hasAttribute("list"), suggests: suggests(el), opened: dom.state.opened,
       blank: el.closest?.("a[target]:not([target=_self]):not([target=_top]):not([target=_parent])")?.target || "" };
     if (!el.checkVisibility({ visibilityProperty: true })) return { ...fact, error: "is not visible any more" };
@@ -145,8 +146,11 @@
   const LISTS = "[role=listbox], [role=menu]";
   const inside = (place) => { // its displayed options, through slots and shadow roots
     const found = [];
-    const walk = (node) => { for (const n of dom.childrenOf(node)) if (n.nodeType === 1) { if (n.matches(OPTION) && seen(n)) found.push(n); walk(n); } };
-    walk(place);
+    const walk = (node) => {
+      if (node.nodeType === 1 && node.matches(OPTION) && seen(node)) found.push(node);
+      dom.childrenOf(node).forEach(walk);
+    };
+    dom.childrenOf(place).forEach(walk);
     return found;
   };
   const optionsOf = (el) => { // of a dropdown of the page's making, wherever its list is
@@ -190,15 +194,18 @@
 
   // ---------------------------------------------------------------------------------------------- scrolling
   const area = (el) => { const r = dom.meet(dom.boxOf(el.getBoundingClientRect()), dom.view()); return dom.has(r) ? (r[2] - r[0]) * (r[3] - r[1]) : 0; };
-  const main = () => { // what scrolls when no element is named: an open dialog, the page, or the largest pane of a page that does not scroll itself
+  const largest = (root) => arrayFrom(root.querySelectorAll("*")).filter((el) => rolls(el) && seen(el)).sort((a, b) => area(b) - area(a))[0];
+  // What scrolls when no element is named: a dialog in the middle of the window, the page, or the largest pane of a page that does not scroll itself.
+  const main = () => {
     const page = document.scrollingElement || document.documentElement;
-    const modal = arrayFrom(document.querySelectorAll("dialog:modal, [aria-modal=true], [role=dialog], [role=alertdialog]")).filter(seen).pop();
-    const inner = modal && [modal, ...modal.querySelectorAll("*")].filter((el) => rolls(el) && seen(el)).sort((a, b) => area(b) - area(a))[0];
-    if (inner) return inner;
+    let pane = null;
+    for (let n = dom.hitAt(window.innerWidth / 2, window.innerHeight / 2); n; n = dom.parentOf(n)) {
+      if (n.nodeType === 1 && rolls(n)) pane ??= n;
+      if (n.nodeType === 1 && n.matches("dialog, [role=dialog], [role=alertdialog]") && (pane ??= largest(n))) return pane;
+    }
     const locked = [document.documentElement, document.body].some((el) => el && /hidden|clip/.test(overflow(el)));
     if (!locked && page.scrollHeight > window.innerHeight + 1) return page;
-    const panes = arrayFrom(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
-    return panes.sort((a, b) => area(b) - area(a))[0] || page;
+    return largest(document) || page;
   };
   // Scrolls the page (id null) or the nearest scroll container of a node by a share of its height; `moved` in px.
   const scroll = async (id, pages) => {

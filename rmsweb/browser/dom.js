@@ -116,15 +116,16 @@
   const editable = (el) => el.isContentEditable && !(el.parentElement && el.parentElement.isContentEditable);
   const disabled = (el) => el.matches(":disabled");
   const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
-  const unseen = (el) => {
-    const r = el.getBoundingClientRect();
-    return r.width <= 1 || r.height <= 1 || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  const unseen = (el) => { // also where it is only clipped away, as libraries do to what they draw themselves
+    const r = el.getBoundingClientRect(), { clip, clipPath, pointerEvents } = getComputedStyle(el);
+    return r.width <= 1 || r.height <= 1 || clip.startsWith("rect(0px, 0px") || /^inset\((50|100)%/.test(clipPath) || pointerEvents === "none"
+      || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
   };
   // Why a click on the element means something: "own" (by its nature), "listener" (only a handler, or only focusable), or "".
   const nature = (el, style, ctx) => {
     const tag = el.localName, role = el.getAttribute("role");
     if (tag === "html" || tag === "body") return editable(el) ? "own" : "";
-    if (tag === "input") return el.type === "hidden" ? "" : "own";
+    if (tag === "input") return el.type === "hidden" || (el.labels?.length && unseen(el)) ? "" : "own"; // its label stands for it
     if (CONTROLS.has(tag) || tag === "summary" || tag === "canvas" || editable(el) || ROLES.has(role)) return "own";
     if (tag === "a" && el.hasAttribute("href")) return "own";
     if ((tag === "audio" || tag === "video") && el.controls) return "own";
@@ -135,9 +136,9 @@
     if (el.hasAttribute("tabindex") && el.tabIndex >= 0 && !STATIC_ROLES.has(role) && !ctx.whole) return "listener";
     return "";
   };
-  const wordsOf = (el) => { // with what a slot in it shows
-    const slot = el.getRootNode().host ? el.querySelector("slot") : null;
-    return squeeze(slot ? el.textContent + slot.assignedNodes().map((node) => node.textContent).join(" ") : el.textContent);
+  const wordsOf = (el) => { // with what slots in it show
+    const slots = el.getRootNode().host ? arrayFrom(el.querySelectorAll("slot")) : [];
+    return squeeze([el.textContent, ...slots.flatMap((slot) => slot.assignedNodes({ flatten: true }).map((node) => node.textContent))].join(" "));
   };
   const pictured = (el) => { // what a picture in an element without words is called
     const inner = el.querySelector("[aria-label], img[alt], svg title, [title]");
@@ -155,6 +156,7 @@
     for (const name of NAMES) { const value = el.getAttribute(name); if (value) found[name] = value.slice(0, 300); }
     if (box && box !== el) found.type = box.type;
     if (box) found.checked = String(box.checked);
+    if (found["aria-disabled"] === "false") delete found["aria-disabled"];
     if (el.required) found.required = "true";
     if (el.multiple) found.multiple = "true";
     if (el.readOnly) found.readonly = "true";
@@ -293,14 +295,16 @@
 
       const at = lines.length, before = stats.interactive;
       children(el, next);
-      if (line) settle(line, at, why, stats.interactive - before, pages && !next.inert);
+      if (line) settle(line, at, why === "listener" ? "all" : root ? "one" : "", stats.interactive - before, pages && !next.inert);
     };
 
-    // After the children: a handler that only serves the controls inside, or the one that fills it, is no target; a scroller without one needs an index.
-    const area = (line) => line.b[2] * line.b[3];
-    const settle = (line, at, why, inner, scrolls) => {
-      const only = inner === 1 && lines.slice(at).find((other) => other.i);
-      if (line.i && why === "listener" && (inner >= 2 || (only && area(only) > 0.8 * area(line)))) { line.i = false; stats.interactive -= 1; }
+    // After the children: a handler that only serves the controls inside is no target, nor is it or a shadow host where one control is all it shows; a
+    // scroller without one needs an index; what shows no words of its own says what it is called.
+    const settle = (line, at, serves, inner, scrolls) => {
+      const below = lines.slice(at), only = inner === 1 && below.find((other) => other.i), area = ({ b }) => b[2] * b[3];
+      const bare = only && (area(only) > 0.8 * area(line) || !below.some((other) => other.t === "#text" && other.d <= only.d));
+      if (line.i && ((serves === "all" && inner >= 2) || (serves && bare))) { line.i = false; stats.interactive -= 1; }
+      if (line.i && line.x && !below.some((other) => other.t === "#text") && !["aria-label", "title", "alt"].some((name) => line.a[name])) line.a["aria-label"] = line.x;
       if (!line.i && scrolls && inner === 0 && !options.covered) { line.i = true; stats.interactive += 1; }
       const empty = line.m === null || (line.m.startsWith("shadow") && lines.length === at);
       if (!line.i && !line.a.disabled && empty) {
