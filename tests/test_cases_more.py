@@ -1,7 +1,7 @@
 """Further situations of documentation sites, dashboards, component libraries and old sites. Numbers as in docs/situations.md."""
 
 import pytest
-from browser_lab import Lab, find, index, lab, texts
+from browser_lab import Lab, find, index, lab, lines, texts
 
 from rmsweb.records import ActionResult, Observation
 
@@ -212,3 +212,30 @@ def test_a_framework_that_renders_anew(lab: Lab) -> None:
     lab.js("hydrated.replaceChildren(hydrated.firstChild.cloneNode(true))")
     assert click(lab, seen, "Buy").error == f"element {index(seen, 'Buy')} is no longer on the page"
     assert starred(lab.see()) == ["Buy"]
+
+
+def test_buttons_made_of_clipped_radios(lab: Lab) -> None:
+    """Situation 56: of controls that are only clipped away the labels are the targets, and show what is chosen."""
+    seen = lab.open("icons.html")
+    assert click(lab, seen, "Week").error is None
+    after = lab.see()
+    assert [find(after, text=name).attributes["checked"] for name in ("Day", "Week")] == ["false", "true"]
+    assert names(after)[:2] == ["Day", "Week"]
+
+
+def test_buttons_without_visible_words(lab: Lab) -> None:
+    """Situation 57: a button whose name only readers of the screen get says it in its line."""
+    seen = lab.open("icons.html")
+    state = lines(seen)
+    assert f"[{index(seen, 'Next month')}]<button aria-label=Next month />" in state
+    assert f"[{index(seen, 'Close all')}]<button aria-label=Close all />" in state
+    click(lab, seen, "Next month")
+    assert lab.js("window.__hits") == ["next"]
+
+
+def test_a_wrapper_of_one_control(lab: Lab) -> None:
+    """Situation 58: a listener around nothing but one control is no target of its own; one that shows words besides it is."""
+    seen = lab.open("icons.html")
+    assert [(node.tag, node.text) for node in seen.nodes if node.index][-3:] == [("input", ""), ("div", "A row with words More"), ("button", "More")]
+    assert click(lab, seen, "A row with words More").error is None
+    assert lab.js("window.__hits") in (["row"], ["more", "row"])

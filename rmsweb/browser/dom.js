@@ -124,9 +124,10 @@
   const hides = (el) => el instanceof HTMLFormElement && list(fields(el)).some((field) => USED.has(field.name) || USED.has(field.getAttribute("id")));
   const disabled = (el) => el.matches(":disabled");
   const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
-  const unseen = (el) => {
-    const r = el.getBoundingClientRect();
-    return r.width <= 1 || r.height <= 1 || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  const unseen = (el) => { // also where it is only clipped away, as libraries do to what they draw themselves
+    const r = el.getBoundingClientRect(), { clip, clipPath, pointerEvents } = getComputedStyle(el);
+    return r.width <= 1 || r.height <= 1 || clip.startsWith("rect(0px, 0px") || /^inset\((50|100)%/.test(clipPath) || pointerEvents === "none"
+      || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
   };
   // The index rule. An element gets an index when all of this holds (where: `element` below):
   //  1. It is displayed and visible, not all but transparent, larger than 1 px, and its box meets the viewport or the 1,000 px above and below
@@ -141,7 +142,7 @@
   const nature = (el, style, ctx) => {
     const tag = el.localName, role = el.getAttribute("role");
     if (tag === "html" || tag === "body") return editable(el) ? "own" : "";
-    if (tag === "input") return el.type === "hidden" ? "" : "own";
+    if (tag === "input") return el.type === "hidden" || (el.labels?.length && unseen(el)) ? "" : "own"; // its label stands for it
     if (CONTROLS.has(tag) || tag === "summary" || tag === "canvas" || editable(el) || ROLES.has(role)) return "own";
     if (tag === "a" && el.hasAttribute("href")) return "own";
     if ((tag === "audio" || tag === "video") && el.controls) return "own";
@@ -152,9 +153,9 @@
     if (el.hasAttribute("tabindex") && el.tabIndex >= 0 && !STATIC_ROLES.has(role) && !ctx.whole) return "listener";
     return "";
   };
-  const wordsOf = (el) => { // with what a slot in it shows
-    const slot = el.getRootNode().host ? el.querySelector("slot") : null;
-    return squeeze(slot ? el.textContent + slot.assignedNodes().map((node) => node.textContent).join(" ") : el.textContent);
+  const wordsOf = (el) => { // with what slots in it show
+    const slots = el.getRootNode().host ? list(el.querySelectorAll("slot")) : [];
+    return squeeze([el.textContent, ...slots.flatMap((slot) => slot.assignedNodes({ flatten: true }).map((node) => node.textContent))].join(" "));
   };
   const pictured = (el) => { // what a picture in an element without words is called
     const inner = el.querySelector("[aria-label], img[alt], svg title, [title]");
@@ -172,6 +173,7 @@
     for (const name of NAMES) { const value = el.getAttribute(name); if (value) found[name] = value.slice(0, 300); }
     if (box && box !== el) found.type = box.type;
     if (box) found.checked = String(box.checked);
+    if (found["aria-disabled"] === "false") delete found["aria-disabled"];
     if (el.required) found.required = "true";
     if (el.multiple) found.multiple = "true";
     if (el.readOnly) found.readonly = "true";
@@ -302,27 +304,25 @@
         }
         next.depth = outer.depth + 1;
       }
-      if (can) {
-        stats.interactive += 1;
-        if (tag === "a") stats.links += 1;
-        if (WHOLE.has(tag) || ROLES.has(el.getAttribute("role"))) next.whole = true;
-      }
+      if (can && (WHOLE.has(tag) || ROLES.has(el.getAttribute("role")))) next.whole = true;
       if (pages) stats.scrolls += 1;
       if (isFrame) stats.iframes += 1;
       if (root) stats[el.shadowRoot ? "open" : "closed"] += 1;
       if (isFrame || tag === "select" || tag === "textarea" || tag === "input" || tag === "canvas" || tag === "audio" || tag === "video") return;
 
-      const at = lines.length, before = stats.interactive;
+      const at = lines.length;
       children(el, next);
-      if (line) settle(line, at, why, stats.interactive - before, pages && !next.inert);
+      if (line) settle(line, at, why === "listener" ? "all" : root ? "one" : "", pages && !next.inert);
     };
 
-    // After the children: a handler that only serves the controls inside, or the one that fills it, is no target; a scroller without one needs an index.
-    const area = (line) => line.b[2] * line.b[3];
-    const settle = (line, at, why, inner, scrolls) => {
-      const only = inner === 1 && lines.slice(at).find((other) => other.i);
-      if (line.i && why === "listener" && (inner >= 2 || (only && area(only) > 0.8 * area(line)))) { line.i = false; stats.interactive -= 1; }
-      if (!line.i && scrolls && inner === 0 && !options.covered) { line.i = true; stats.interactive += 1; }
+    // After the children: a handler that only serves the controls inside is no target, nor is it or a shadow host where one control is all it shows; a
+    // scroller without one needs an index; what shows no words of its own says what it is called.
+    const settle = (line, at, serves, scrolls) => {
+      const below = lines.slice(at), [only, ...more] = below.filter((other) => other.i), reads = (other) => other.t === "#text", area = ({ b }) => b[2] * b[3];
+      const bare = only && !more.length && (area(only) > 0.8 * area(line) || !below.some((other) => reads(other) && other.d <= only.d));
+      if (line.i && ((serves === "all" && more.length) || (serves && bare))) line.i = false;
+      if (line.i && line.x && !below.some(reads) && !["aria-label", "title", "alt"].some((name) => line.a[name])) line.a["aria-label"] = line.x;
+      if (!line.i && scrolls && !only && !options.covered) line.i = true;
       const empty = line.m === null || (line.m.startsWith("shadow") && lines.length === at);
       if (!line.i && !line.a.disabled && empty) {
         for (let i = at; i < lines.length; i++) lines[i].d -= 1;
@@ -332,8 +332,11 @@
 
     const start = { depth: 0, clip, reach, block: { clip, reach }, opacity: 1, hidden: false, pointer: false, inert: false, whole: false };
     if (document.documentElement) element(document.documentElement, start);
-    for (const line of lines) line.n = line.i && previous !== null && !previous.has(line.k);
-    previous = new Set(lines.filter((line) => line.i).map((line) => line.k));
+    const indexed = lines.filter((line) => line.i);
+    for (const line of indexed) line.n = previous !== null && !previous.has(line.k);
+    previous = new Set(indexed.map((line) => line.k));
+    stats.interactive = indexed.length;
+    stats.links = indexed.filter((line) => line.t === "a").length;
     for (const id of shownAs.keys()) if (!seen.has(id)) shownAs.delete(id);
     const page = document.scrollingElement || document.documentElement;
     return { token, lines, stats, sealed, title: document.title, url: location.href, scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth,
