@@ -13,7 +13,7 @@
   const CLICK_EVENTS = new Set(["click", "mousedown", "mouseup", "pointerdown", "pointerup", "touchstart", "touchend", "dblclick"]);
   const listeners = new WeakMap(); // node -> Map(type -> Set of callbacks)
   const roots = new WeakMap(); // host -> closed shadow root
-  const state = { mutated: now(), opened: 0 };
+  const state = { mutated: now(), opened: 0, invalid: [] }; // invalid: fields for which the browser itself refused to send a form
   const observer = new MutationObserver(() => { state.mutated = now(); });
   const WATCHED = { childList: true, characterData: true, subtree: true, attributes: true,
     attributeFilter: ["class", "hidden", "disabled", "open", "inert", "aria-expanded", "aria-hidden", "src"] };
@@ -33,6 +33,7 @@
     listeners.get(this)?.get(type)?.delete(callback);
     return removeEventListener.call(this ?? window, type, callback, ...rest);
   };
+  addEventListener.call(document, "invalid", (event) => { state.invalid.push(event.composedPath()[0]); }, true);
   const { attachShadow } = Element.prototype;
   Element.prototype.attachShadow = function (options) {
     const root = attachShadow.call(this, options);
@@ -71,6 +72,10 @@
   const meet = (a, b) => [Math.max(a[0], b[0]), Math.max(a[1], b[1]), Math.min(a[2], b[2]), Math.min(a[3], b[3])];
   const has = (r) => r[2] - r[0] > 1 && r[3] - r[1] > 1;
   const view = () => [0, 0, window.innerWidth, window.innerHeight];
+  const contentOf = (frame) => { // where a frame's document starts, and by how much it is drawn larger or smaller than it is
+    const box = frame.getBoundingClientRect(), style = getComputedStyle(frame), zoom = box.width / frame.offsetWidth || 1;
+    return { x: box.left + (frame.clientLeft + parseFloat(style.paddingLeft)) * zoom, y: box.top + (frame.clientTop + parseFloat(style.paddingTop)) * zoom, zoom };
+  };
   const parentOf = (node) => node.assignedSlot || node.parentNode || node.host || null; // in the flat tree
   const childrenOf = (el) => shadow(el)?.childNodes ?? (el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : el.childNodes);
   const within = (outer, node) => { for (let n = node; n; n = parentOf(n)) if (n === outer) return true; return false; };
@@ -183,15 +188,15 @@
   };
 
   // ------------------------------------------------------------------------------------------- the one pass
-  // options: {x, y: offset of this frame in the top viewport, clip: visible part of this frame or null, covered: nothing of it can be clicked}
+  // options: {x, y, scale: of this frame in the top viewport, clip: visible part of this frame or null, covered: nothing of it can be clicked}
   const observe = (options = {}) => {
     const lines = [], seen = new Set(), range = document.createRange(), frame = view();
-    const [dx, dy] = [options.x || 0, options.y || 0], clip = options.clip ? meet(options.clip, frame) : frame;
+    const [dx, dy, scale] = [options.x || 0, options.y || 0, options.scale || 1], clip = options.clip ? meet(options.clip, frame) : frame;
     const reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
     let sealed = false; // whether an element shows something that is not in the tree: a closed root that came with the HTML
     const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
     const modal = arrayFrom(document.querySelectorAll("dialog:modal")).pop() || null;
-    const round = (r) => [r[0] + dx, r[1] + dy, r[2] - r[0], r[3] - r[1]].map((n) => Math.round(n * 10) / 10);
+    const round = (r) => [r[0] * scale + dx, r[1] * scale + dy, (r[2] - r[0]) * scale, (r[3] - r[1]) * scale].map((n) => Math.round(n * 10) / 10);
     const showsIn = (node) => (node.nodeType === 1 ? node.checkVisibility() : node.nodeType === 3 && squeeze(node.data) !== "");
     const put = (node, line) => {
       if (recycled(ids.get(node), node)) { nodes.delete(ids.get(node)); ids.delete(node); }
@@ -275,9 +280,8 @@
           b: round(box), p: inside, d: outer.depth });
         if (tag === "select") line.o = arrayFrom(el.options, (option) => squeeze(option.text));
         if (isFrame) { // `f`: what the frame's own pass needs to know
-          const [x, y] = [box[0] + el.clientLeft + parseFloat(style.paddingLeft), box[1] + el.clientTop + parseFloat(style.paddingTop)];
-          const part = meet(box, ctx.clip);
-          line.f = { x: x + dx, y: y + dy, clip: [part[0] - x, part[1] - y, part[2] - x, part[3] - y],
+          const { x, y, zoom } = contentOf(el), part = meet(box, ctx.clip);
+          line.f = { x: x * scale + dx, y: y * scale + dy, scale: zoom * scale, clip: [part[0] - x, part[1] - y, part[2] - x, part[3] - y].map((n) => n / zoom),
             covered: idle || (inside && !("x" in pointOf(el, ctx.clip))) };
           line.i = can && !line.f.covered;
         }
@@ -352,6 +356,6 @@
       for (const [prototype, found] of own) if (found) Object.defineProperty(prototype, "toJSON", found);
     }
   };
-  const api = { adopt, arrayFrom, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
+  const api = { adopt, contentOf, arrayFrom, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();
