@@ -33,7 +33,7 @@
     listeners.get(this)?.get(type)?.delete(callback);
     return removeEventListener.call(this ?? window, type, callback, ...rest);
   };
-  addEventListener.call(document, "invalid", (event) => { state.invalid.push(event.composedPath()[0]); }, true);
+  addEventListener.call(document, "invalid", (event) => { if (state.invalid.length < 20) state.invalid.push(event.composedPath()[0]); }, true);
   const { attachShadow } = Element.prototype;
   Element.prototype.attachShadow = function (options) {
     const root = attachShadow.call(this, options);
@@ -60,7 +60,8 @@
   // remembered; one that stands for something else after its list was scrolled is another node: it loses its number.
   const shownAs = new Map(); // number -> [meaning, how far all around it was scrolled]
   const scrolled = (node) => { let sum = 0; for (let n = node; n; n = parentOf(n)) sum += n.scrollTop || 0; return sum; };
-  const meaning = (el) => [editable(el) ? "" : nameOf(el), ...["href", "data-index", "data-id", "aria-posinset", "aria-rowindex"].map((a) => el.getAttribute(a))].join("|");
+  const MEANT = ["href", "data-index", "data-id", "aria-posinset", "aria-rowindex"];
+  const meaning = (el, name = nameOf(el)) => [editable(el) ? "" : name, ...MEANT.map((attribute) => el.getAttribute(attribute))].join("|");
   const recycled = (id, el) => {
     const then = shownAs.get(id);
     return then !== undefined && then[1] !== scrolled(el) && then[0] !== meaning(el);
@@ -74,7 +75,8 @@
   const view = () => [0, 0, window.innerWidth, window.innerHeight];
   const contentOf = (frame) => { // where a frame's document starts, and by how much it is drawn larger or smaller than it is
     const box = frame.getBoundingClientRect(), style = getComputedStyle(frame), zoom = box.width / frame.offsetWidth || 1;
-    return { x: box.left + (frame.clientLeft + parseFloat(style.paddingLeft)) * zoom, y: box.top + (frame.clientTop + parseFloat(style.paddingTop)) * zoom, zoom };
+    const start = (edge, border, padding) => edge + (border + parseFloat(padding)) * zoom;
+    return { x: start(box.left, frame.clientLeft, style.paddingLeft), y: start(box.top, frame.clientTop, style.paddingTop), zoom };
   };
   const parentOf = (node) => node.assignedSlot || node.parentNode || node.host || null; // in the flat tree
   const childrenOf = (el) => shadow(el)?.childNodes ?? (el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : el.childNodes);
@@ -143,11 +145,12 @@
   };
   const wordsOf = (el) => { // with what slots in it show
     const slots = el.getRootNode().host ? arrayFrom(el.querySelectorAll("slot")) : [];
-    return squeeze([el.textContent, ...slots.flatMap((slot) => slot.assignedNodes({ flatten: true }).map((node) => node.textContent))].join(" "));
+    return squeeze([el, ...slots.flatMap((slot) => slot.assignedNodes({ flatten: true }))].map((node) => node.textContent.slice(0, 2000)).join(" "));
   };
   const pictured = (el) => { // what a picture in an element without words is called
     const inner = el.querySelector("[aria-label], img[alt], svg title, [title]");
-    return inner ? squeeze(inner.getAttribute("aria-label") || inner.getAttribute("alt") || inner.getAttribute("title") || inner.textContent).slice(0, 200) : "";
+    const name = inner && ["aria-label", "alt", "title"].map((attribute) => inner.getAttribute(attribute)).find(Boolean);
+    return inner ? squeeze(name || inner.textContent).slice(0, 200) : "";
   };
   const nameOf = (el) => {
     const by = (el.getAttribute("aria-labelledby") || "").split(/\s+/).map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean);
@@ -201,7 +204,7 @@
     const put = (node, line) => {
       if (recycled(ids.get(node), node)) { nodes.delete(ids.get(node)); ids.delete(node); }
       const id = idOf(node);
-      if (line.i && line.t !== "iframe") shownAs.set(id, [meaning(node), scrolled(node)]);
+      if (line.i && line.t !== "iframe") shownAs.set(id, [meaning(node, line.x), scrolled(node)]);
       seen.add(id);
       lines.push({ k: id, n: false, i: false, ...line });
       return lines[lines.length - 1];
@@ -281,7 +284,8 @@
         if (tag === "select") line.o = arrayFrom(el.options, (option) => squeeze(option.text));
         if (isFrame) { // `f`: what the frame's own pass needs to know
           const { x, y, zoom } = contentOf(el), part = meet(box, ctx.clip);
-          line.f = { x: x * scale + dx, y: y * scale + dy, scale: zoom * scale, clip: [part[0] - x, part[1] - y, part[2] - x, part[3] - y].map((n) => n / zoom),
+          line.f = { x: x * scale + dx, y: y * scale + dy, scale: zoom * scale,
+            clip: [part[0] - x, part[1] - y, part[2] - x, part[3] - y].map((n) => n / zoom),
             covered: idle || (inside && !("x" in pointOf(el, ctx.clip))) };
           line.i = can && !line.f.covered;
         }
@@ -308,7 +312,8 @@
       const below = lines.slice(at), only = inner === 1 && below.find((other) => other.i), area = ({ b }) => b[2] * b[3];
       const bare = only && (area(only) > 0.8 * area(line) || !below.some((other) => other.t === "#text" && other.d <= only.d));
       if (line.i && ((serves === "all" && inner >= 2) || (serves && bare))) { line.i = false; stats.interactive -= 1; }
-      if (line.i && line.x && !below.some((other) => other.t === "#text") && !["aria-label", "title", "alt"].some((name) => line.a[name])) line.a["aria-label"] = line.x;
+      const wordless = !below.some((other) => other.t === "#text") && !["aria-label", "title", "alt"].some((name) => line.a[name]);
+      if (line.i && line.x && wordless) line.a["aria-label"] = line.x;
       if (!line.i && scrolls && inner === 0 && !options.covered) { line.i = true; stats.interactive += 1; }
       const empty = line.m === null || (line.m.startsWith("shadow") && lines.length === at);
       if (!line.i && !line.a.disabled && empty) {
@@ -332,7 +337,7 @@
     const rest = (animation.effect?.getComputedTiming().endTime ?? 0) - (animation.currentTime ?? 0);
     return animation.playState === "running" && rest > 0 && rest < 1000 && !/color|shadow|outline|filter|fill|stroke/.test(animation.transitionProperty || "");
   });
-  // Resolves when the document is parsed, nothing moves and nothing has been added, removed or reworded for `ms` since `ago` ms before the call, or after `max`.
+  // Resolves when the document is parsed, nothing moves and nothing was added, removed or reworded for `ms` since `ago` ms before the call, or after `max`.
   const quiet = (ms, max, ago) => new Promise((resolve) => {
     const start = now();
     const look = () => {
@@ -356,6 +361,7 @@
       for (const [prototype, found] of own) if (found) Object.defineProperty(prototype, "toJSON", found);
     }
   };
-  const api = { adopt, contentOf, arrayFrom, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
+  const api = { adopt, contentOf, arrayFrom, later, childrenOf, report, quiet,
+    token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();
