@@ -61,6 +61,7 @@
   const prepare = async (id) => {
     const el = find(id);
     if (!el) return GONE;
+    dom.state.invalid = [];
     const fact = { tag: el.localName, type: el.type || "", role: el.getAttribute("role") || "", what: describe(el), disabled: dom.disabled(el),
       readonly: !!el.readOnly, editable: el.isContentEditable,
       combobox: suggests(el) || el.hasAttribute("list"), suggests: suggests(el), opened: dom.state.opened,
@@ -87,8 +88,7 @@
   const frameAt = (id, x, y) => {
     const el = find(id);
     if (!el) return GONE;
-    const box = el.getBoundingClientRect(), style = getComputedStyle(el);
-    const at = { x: x + box.left + el.clientLeft + parseFloat(style.paddingLeft), y: y + box.top + el.clientTop + parseFloat(style.paddingTop) };
+    const start = dom.contentOf(el), at = { x: x * start.zoom + start.x, y: y * start.zoom + start.y };
     const hit = dom.hitAt(at.x, at.y);
     aimAt(null); // a press on the frame's content is none in this document
     return hit === el ? at : { ...at, error: `is covered by ${describe(hit)}` };
@@ -104,6 +104,9 @@
     const el = find(id), hit = dom.hitAt(x, y);
     return el ? { yes: !!hit && dom.leadsTo(hit, el) } : GONE;
   };
+
+  // What the browser said against sending a form since the last `prepare`, in a bubble that is not part of the page.
+  const refused = () => ({ words: dom.state.invalid.splice(0).map((el) => `${describe(el)}: ${el.validationMessage}`).slice(0, 5) });
 
   // ------------------------------------------------------------------------------------------ typing, values
   const valueOf = (el) => (text(el) ? el.value : el.isContentEditable ? el.innerText.replace(/\n$/, "") : null);
@@ -165,7 +168,7 @@
 
   // ---------------------------------------------------------------------------------------------- dropdowns
   const OPTION = "[role=option], [role=menuitem], [role=menuitemradio], [role=menuitemcheckbox], [role=treeitem]";
-  const seen = (el) => el.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && el.getClientRects().length > 0;
+  const seen = (el) => el.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && dom.has(dom.boxOf(el.getBoundingClientRect()));
   const LISTS = "[role=listbox], [role=menu]";
   const inside = (place) => { // its displayed options, through slots and shadow roots
     const found = [];
@@ -303,5 +306,6 @@
     return parts.join("");
   };
 
-  dom.act = { check, reaches, prepare, pressed, frameAt, reveal, read, focus, set, fileField, options, suggestions, choose, scroll, scrollToText, html, find };
+  dom.act = { check, refused, reaches, prepare, pressed, frameAt, reveal, read, focus, set, fileField, options, suggestions, choose, scroll, scrollToText,
+    html, find };
 })();

@@ -126,6 +126,15 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
     return x, y
 
 
+async def _refusal(frame: Frame) -> str:
+    """What to add to a message where the browser refused to send a form."""
+    try:
+        words = (await call(frame, "refused")).get("words")
+    except Error:  # another page: the form was sent
+        return ""
+    return f"; the browser did not send the form: {'; '.join(words)}" if words else ""
+
+
 async def click(window: Window, p: dict[str, Any]) -> ActionResult:
     target, known, ctrl = window.target(p["index"]), set(window.tab_ids), bool(p["while_holding_ctrl"])
     fact = await target.call("prepare")
@@ -142,6 +151,8 @@ async def click(window: Window, p: dict[str, Any]) -> ActionResult:
     message = f"clicked {fact['what']}" + (f" at ({x:.0f}, {y:.0f})" if fact["tag"] == "canvas" else "")
     if window.file_choosers > asked:
         message += "; it asks for a file: use upload_file_to_element on it"
+    if fact["type"] in ("submit", "image"):
+        message += await _refusal(target.frame)
     expected = fact["blank"] == "_blank" or opened > fact["opened"] or (ctrl and fact["tag"] == "a")
     tab = await window.new_tab_within(POPUP_LIMIT_S if expected else 0.0, known)
     if tab is None:
@@ -204,7 +215,7 @@ async def input_text(window: Window, p: dict[str, Any]) -> ActionResult:
         found = await call(typed.frame, "read", typed.node, token=typed.token)
     except Error:  # the document is gone: Enter sent a form
         found = {}
-    message = f"typed {shown} into {focused['what']}"
+    message = f"typed {shown} into {focused['what']}" + (await _refusal(target.frame) if "\n" in text else "")
     held = found.get("value")
     if held is None or ("\n" in text and not lines) or _plain(held) == _plain(before + text):
         return ActionResult(message=message + ("; choose one of its suggestions if some appear" if fact["combobox"] else ""))
@@ -269,20 +280,23 @@ async def _focused(frame: Frame) -> Frame:
 
 
 async def send_keys(window: Window, p: dict[str, Any]) -> ActionResult:
-    keys = window.secrets.fill(p["keys"], _origin(await _focused(window.page.main_frame)))
+    frame = await _focused(window.page.main_frame)
+    keys = window.secrets.fill(p["keys"], _origin(frame))
     if not keys:
         raise ActionProblem("keys is empty")
     presses, known = key_presses(keys), set(window.tab_ids)
     if presses is None:
         await _type(window, keys)
         return ActionResult(message=f"typed {json.dumps(p['keys'], ensure_ascii=False)}")
+    await _refusal(frame)  # of before
     for press in presses:
         await window.page.keyboard.press(press)
     await window.settle()
+    refusal = await _refusal(frame) if "Enter" in presses else ""
     tab = await window.new_tab_within(0.0, known)
     if tab is not None:
         await window.switch_tab(tab)
-    return ActionResult(message=f"pressed {', '.join(presses)}" + (f"; it opened tab {tab} and switched to it" if tab else ""), opened_tab=tab)
+    return ActionResult(message=f"pressed {', '.join(presses)}{refusal}" + (f"; it opened tab {tab} and switched to it" if tab else ""), opened_tab=tab)
 
 
 async def upload(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -321,7 +335,7 @@ async def _options(window: Window, target: Target) -> dict[str, Any]:
         await window.settle()
         found = await target.call("options")
     if not found["options"]:
-        raise ActionProblem(f"{target.label} is no dropdown with options")
+        raise ActionProblem(f"{target.label} shows no options after a click; if something opened, click what it shows")
     return found
 
 
