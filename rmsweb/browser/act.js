@@ -84,7 +84,7 @@
     aim = { el: null, until: now() + AIM_MS }; // a press on the frame's content is none in this document
     return hit === el ? at : { ...at, error: `is covered by ${describe(hit)}` };
   };
-  const reveal = (id) => { find(id)?.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" }); };
+  const reveal = (id) => { find(id)?.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" }); return {}; };
 
   const check = (id) => (find(id) ? {} : GONE);
 

@@ -107,8 +107,9 @@
   const squeeze = (text) => (text || "").replace(/\s+/g, " ").trim();
   const editable = (el) => el.isContentEditable && !(el.parentElement && el.parentElement.isContentEditable);
   // Whether a form's fields have names that hide properties of its own which are used here: form.parentNode is then a field.
-  const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects", "checkVisibility", "matches", "closest", "inert",
-    "childNodes", "firstElementChild", "parentElement", "parentNode", "nodeType", "tabIndex", "textContent", "onclick", "isContentEditable", "scrollTop"]);
+  const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects", "checkVisibility", "matches", "closest",
+    "inert", "childNodes", "firstElementChild", "parentElement", "parentNode", "nodeType", "tabIndex", "textContent", "onclick",
+    "isContentEditable", "scrollTop"]);
   const hides = (el) => el instanceof HTMLFormElement && list(fields(el)).some((field) => USED.has(field.name) || USED.has(field.getAttribute("id")));
   const disabled = (el) => el.matches(":disabled");
   const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
@@ -183,6 +184,7 @@
     const [dx, dy] = [options.x || 0, options.y || 0], clip = options.clip ? meet(options.clip, frame) : frame;
     const reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
     const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
+    let indexed = 0; // elements so far
     const modal = list(document.querySelectorAll("dialog:modal")).pop() || null;
     const round = (r) => [r[0] + dx, r[1] + dy, r[2] - r[0], r[3] - r[1]].map((n) => Math.round(n * 10) / 10);
     const put = (node, line) => {
@@ -279,7 +281,7 @@
         next.depth = outer.depth + 1;
       }
       if (can) {
-        stats.interactive += 1;
+        indexed += 1;
         if (tag === "a") stats.links += 1;
         if (WHOLE.has(tag) || ROLES.has(el.getAttribute("role"))) next.whole = true;
       }
@@ -288,15 +290,15 @@
       if (root) stats[el.shadowRoot ? "open" : "closed"] += 1;
       if (isFrame || tag === "select" || tag === "textarea" || tag === "input" || tag === "canvas" || tag === "audio" || tag === "video") return;
 
-      const at = lines.length, before = stats.interactive;
+      const at = lines.length, before = indexed;
       children(el, next);
-      if (line) settle(line, at, why, stats.interactive - before, pages && !next.inert);
+      if (line) settle(line, at, why, indexed - before, pages && !next.inert);
     };
 
     // After the children: a handler that only serves several controls inside is no target; a scroller without one inside needs an index.
     const settle = (line, at, why, inner, scrolls) => {
-      if (line.i && why === "listener" && inner >= 2) { line.i = false; stats.interactive -= 1; }
-      if (!line.i && scrolls && inner === 0 && !options.covered) { line.i = true; stats.interactive += 1; }
+      if (line.i && why === "listener" && inner >= 2) { line.i = false; indexed -= 1; }
+      if (!line.i && scrolls && inner === 0 && !options.covered) { line.i = true; indexed += 1; }
       const empty = line.m === null || (line.m.startsWith("shadow") && lines.length === at);
       if (!line.i && !line.a.disabled && empty) {
         for (let i = at; i < lines.length; i++) lines[i].d -= 1;
@@ -307,6 +309,7 @@
     const start = { depth: 0, clip, reach, block: { clip, reach }, opacity: 1, hidden: false, pointer: false, inert: false, whole: false };
     if (document.documentElement) element(document.documentElement, start);
     previous = seen;
+    stats.interactive = lines.filter((line) => line.i).length;
     const page = document.scrollingElement || document.documentElement;
     return { token, lines, stats, title: document.title, url: location.href, scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth,
       full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
@@ -331,6 +334,7 @@
   });
 
   const nodeOf = (id) => nodes.get(id)?.deref() || null;
-  const api = { report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, squeeze, nameOf, disabled, toggles, parentOf, leadsTo, list, now };
+  const api = { report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, squeeze, nameOf, disabled, toggles, parentOf,
+    leadsTo, list, now };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();
