@@ -36,7 +36,8 @@
   let aim = null;
   for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
     window.addEventListener(type, (event) => {
-      if (!aim || !event.isTrusted || now() > aim.until) return;
+      if (aim && now() > aim.until) aim = null;
+      if (!aim || !event.isTrusted) return;
       if (type === "pointerdown") {
         aim.hit = dom.hitAt(event.clientX, event.clientY) || document.documentElement;
         aim.missed = !aim.el || !dom.leadsTo(aim.hit, aim.el);
@@ -45,7 +46,7 @@
     }, true);
   }
   const pressed = () => { // what became of it
-    const { missed, hit } = aim || {};
+    const { missed, hit } = aim || { missed: false };
     aim = null;
     return { missed: missed ? `moved at the last moment: ${describe(hit)} is in its place` : missed === undefined ? "was covered at the last moment" : "" };
   };
