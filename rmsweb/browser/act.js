@@ -44,7 +44,8 @@
   const aimAt = (el) => { aim = still ? null : { el, until: now() + AIM_MS }; };
   for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
     window.addEventListener(type, (event) => {
-      if (!aim || !event.isTrusted || now() > aim.until) return;
+      if (aim && now() > aim.until) aim = null;
+      if (!aim || !event.isTrusted) return;
       if (type === "pointerdown") {
         aim.hit = dom.hitAt(event.clientX, event.clientY) || document.documentElement;
         aim.missed = !aim.el || !dom.leadsTo(aim.hit, aim.el);
@@ -297,7 +298,8 @@
       }
       const name = tag.includes("-") ? "div" : tag, kept = ["colspan", "rowspan", "start"].filter((a) => node.hasAttribute(a));
       const span = kept.map((a) => ` ${a}="${escape(node.getAttribute(a))}"`).join("");
-      parts.push(`<${name}${span}${tag === "a" && node.href ? ` href="${escape(String(node.href))}"` : ""}${tag === "img" ? ` alt="${escape(node.alt)}"` : ""}>`);
+      const href = tag === "a" && node.href ? ` href="${escape(String(node.href))}"` : "", alt = tag === "img" ? ` alt="${escape(node.alt)}"` : "";
+      parts.push(`<${name}${span}${href}${alt}>`);
       if (VOID.has(tag)) return;
       for (const child of dom.childrenOf(node)) walk(child);
       parts.push(`</${name}>`);

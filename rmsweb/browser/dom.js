@@ -126,8 +126,9 @@
   const squeeze = (text) => (text || "").replace(/\s+/g, " ").trim();
   const editable = (el) => el.isContentEditable && !(el.parentElement && el.parentElement.isContentEditable);
   // Whether a form's fields have names that hide properties of its own which are used here: form.parentNode is then a field.
-  const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects", "checkVisibility", "matches", "closest", "inert",
-    "childNodes", "firstElementChild", "parentElement", "parentNode", "nodeType", "tabIndex", "textContent", "onclick", "isContentEditable", "scrollTop"]);
+  const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects", "checkVisibility", "matches", "closest",
+    "inert", "childNodes", "firstElementChild", "parentElement", "parentNode", "nodeType", "tabIndex", "textContent", "onclick",
+    "isContentEditable", "scrollTop"]);
   const hides = (el) => el instanceof HTMLFormElement && list(fields(el)).some((field) => USED.has(field.name) || USED.has(field.getAttribute("id")));
   const disabled = (el) => el.matches(":disabled");
   const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
@@ -348,8 +349,8 @@
     stats.links = indexed.filter((line) => line.t === "a").length;
     for (const id of shownAs.keys()) if (!seen.has(id)) shownAs.delete(id);
     const page = document.scrollingElement || document.documentElement;
-    return { token, lines, stats, sealed, title: document.title, url: location.href, scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth,
-      full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
+    return { token, lines, stats, sealed, title: document.title, url: location.href,
+      scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth, full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
   };
 
   // Whether something is on its way to its place: a transition or animation that ends within a second and changes more than colours.
