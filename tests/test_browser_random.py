@@ -7,7 +7,7 @@ import pytest
 from browser_lab import MADE, Lab, lab
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from random_pages import COVER, SHIFT, pages
+from random_pages import COVER, LOGGER, SHIFT, pages
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.browser.state import render_nodes
@@ -103,6 +103,17 @@ def act_on(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> N
 
 
 STEPS = st.tuples(plans(("click_element_by_index",)), plans(tuple(ACTIONS)), plans(tuple(ACTIONS)))
+
+
+@pytest.mark.parametrize(("change", "words"), [(COVER, "<div id=cover> is in its place"), (SHIFT, "is in its place"), ("this.remove()", "is in its place")])
+def test_a_press_that_would_miss_is_kept_from_the_page(lab: Lab, change: str, words: str) -> None:
+    """A page that changes under the pointer, before the press, makes the click an error that says what is there now; no node gets a press."""
+    MADE["random.html"] = f"{LOGGER}<button id=go style='height:30px' onmousemove=\"{change}\">Go</button>"
+    seen = lab.open("random.html")
+    error = lab.one(seen, "click_element_by_index", index=1).error or ""
+    assert "moved at the last moment" in error
+    assert words in error
+    assert lab.js("top.__log") == []
 
 
 @settings(max_examples=25, **COMMON)
