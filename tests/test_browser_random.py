@@ -105,13 +105,14 @@ def act_on(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> N
 STEPS = st.tuples(plans(("click_element_by_index",)), plans(tuple(ACTIONS)), plans(tuple(ACTIONS)))
 
 
-@pytest.mark.parametrize(("change", "words"), [(COVER, "<div id=cover> is in its place"), (SHIFT, "is in its place"), ("this.remove()", "is in its place")])
+@pytest.mark.parametrize(
+    ("change", "words"), [(COVER, "is covered by <div id=cover>"), (SHIFT, "is in its place"), ("this.remove()", "is no longer on the page")]
+)
 def test_a_press_that_would_miss_is_kept_from_the_page(lab: Lab, change: str, words: str) -> None:
     """A page that changes under the pointer, before the press, makes the click an error that says what is there now; no node gets a press."""
     MADE["random.html"] = f"{LOGGER}<button id=go style='height:30px' onmousemove=\"{change}\">Go</button>"
     seen = lab.open("random.html")
     error = lab.one(seen, "click_element_by_index", index=1).error or ""
-    assert "moved at the last moment" in error
     assert words in error
     assert lab.js("top.__log") == []
 

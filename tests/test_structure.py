@@ -159,7 +159,7 @@ def test_rooms_stay_within_their_budgets() -> None:
     playground = sum(size for path, size in sizes.items() if PACKAGE / "playground" in path.parents)
     assert sum(sizes[PACKAGE / f"{name}.py"] for name in ("reward", "gating", "objective")) <= 700
     assert playground <= 2500
-    assert sum(sizes.values()) - playground <= 10_700
+    assert sum(sizes.values()) - playground <= 10_800
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.stem)

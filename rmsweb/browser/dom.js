@@ -350,7 +350,8 @@
     for (const id of shownAs.keys()) if (!seen.has(id)) shownAs.delete(id);
     const page = document.scrollingElement || document.documentElement;
     return { token, lines, stats, sealed, title: document.title, url: location.href,
-      scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth, full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
+      scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth, full: page ? page.scrollHeight : 0,
+      pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
   };
 
   // Whether something is on its way to its place: a transition or animation that ends within a second and changes more than colours.
@@ -379,7 +380,7 @@
     const node = nodes.get(id)?.deref();
     return node && !recycled(id, node) ? node : null;
   };
-  const api = { adopt, contentOf, list, now, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt,
-    leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
+  const api = { adopt, contentOf, list, now, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow,
+    hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();
