@@ -143,8 +143,8 @@
   //  2. A click on it means something (`nature`), or it is a frame of at least 100 x 100 px.
   //  3. It is usable: not a disabled control, not inert or aria-hidden, not outside an open modal dialog (`idle`).
   //  4. Inside the viewport a click at one of nine points reaches it, something in it, or its label (`pointOf`). Outside that is tested when it is used.
-  // Then, once what it holds is known (`settle`): a mere handler around two or more indexed elements loses its index, and a scroll container
-  // without an indexed element gets one, so that it can be scrolled.
+  // Then, once what it holds is known (`settle`): a mere handler around two or more indexed elements, or around one that is all it shows, loses its
+  // index (the latter holds for a shadow host too), and a scroll container without an indexed element gets one, so that it can be scrolled.
   //
   // Why a click on the element means something: "own" (by its nature), "listener" (only a handler, or only focusable), or "".
   const nature = (el, style, ctx) => {
