@@ -89,7 +89,7 @@ def act_on(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> N
     for planned, place, change in steps:
         action, on_page = aimed(planned, place, seen), "random.html" in seen.url
         if on_page:
-            lab.js(change)
+            lab.js(f"() => {{ if (document.body) {{ {change} }} }}")  # an earlier change may have removed it
             lab.js("top.__log = []")
         (result,) = lab.act(seen, action)
         assert result.error or result.message
