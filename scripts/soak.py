@@ -101,7 +101,8 @@ async def work(number: int, browser: Browser, environment: PlaygroundEnvironment
                     policy=scripted, session=session, task=world.task(), trajectory_id=f"{number}-{episode}", source=Source(script="soak", policy="teacher"),
                     seed=episode, config=CONFIG, options=AgentOptions(max_steps=STEPS),
                 )  # fmt: skip
-                count.steps += len((await played.run(start)).steps)
+                steps = len((await played.run(start)).steps)
+                count.steps += steps
             count.episodes += 1
             if time.monotonic() >= end:
                 return

@@ -61,6 +61,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(pdf("Forty three"), "application/pdf", **{"Content-Disposition": 'attachment; filename="report 1.pdf"'})
         elif path == "no-content":
             self._answer(b"", "text/plain", 204)
+        elif path == "private":
+            self._answer(b"<p>Log in first</p>", "text/html", 401, **{"WWW-Authenticate": 'Basic realm="x"'})
         elif path in REDIRECTS:
             self._answer(b"", "text/plain", 302, Location=REDIRECTS[path])
         elif path in MADE:

@@ -6,20 +6,30 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-# In every document, before anything else: [type, ids on the event's path, ids of the controls of labels on it, ids of the labels of controls on it].
-LOGGER = """<script>
+# In every document, before anything else: [type, ids on the event's way, ids of the controls of labels on it, ids of the labels of controls on it].
+# The way goes through closed shadow roots, where the same function listens, and through the frames around the document.
+LOGGER = """<script>{
 top.__log ??= [];
-for (const type of ["pointerdown", "mousedown", "click"]) window.addEventListener(type, (event) => {
-  const path = event.composedPath().filter((node) => node instanceof Element), id = (node) => node.getAttribute("id");
-  if (event.isTrusted) top.__log.push([type, path.map(id), path.map((node) => node.control).filter((node) => node instanceof Element).map(id),
-    path.flatMap((node) => node instanceof HTMLFormElement ? [] : [...(node.labels ?? [])].map(id))]);
-}, true);
-</script>"""
+const entries = new WeakMap(), id = (node) => node.getAttribute("id");
+window.__note = (event) => {
+  if (!event.isTrusted) return;
+  if (!entries.has(event)) { entries.set(event, [event.type, [], [], []]); top.__log.push(entries.get(event)); }
+  const [, ids, controls, labels] = entries.get(event), path = event.composedPath().filter((node) => node instanceof Element);
+  for (let inner = window; inner !== top; inner = inner.parent)
+    for (let n = inner.frameElement; n; n = n.parentNode ?? n.host) if (n.nodeType === 1) path.push(n);
+  ids.push(...path.map(id));
+  for (const node of path) {
+    if (node.localName === "label" && node.control) controls.push(id(node.control));
+    if (!node.matches("form")) for (const label of node.labels ?? []) labels.push(id(label));
+  }
+};
+for (const type of ["pointerdown", "mousedown", "click"]) window.addEventListener(type, __note, true);
+}</script>"""
 # What some pages do to the names that a script in them would like to rely on.
 PRELUDES = (
     "",
     "Array.prototype.toJSON = function () { return '[' + this.join() + ']'; }; Object.prototype.extra = 1;",  # as old libraries did
-    "Array.from = (list) => [].slice.call(list); window.Map = window.Set = window.NodeList = function () {};",
+    "Array.from = (list) => [].slice.call(list); window.NodeList = window.Event = function () {};",
     "JSON.stringify = () => '?'; window.getComputedStyle = () => ({}); performance.now = () => 0;",
 )
 
@@ -129,7 +139,8 @@ def render(tree: Node, numbers: "itertools.count[int]") -> str:
     if tree.kind == "declared":
         inner = f"<template shadowrootmode=open>{inner}</template>"
     elif tree.kind:
-        script += f"el.attachShadow({{mode: '{tree.kind}'}}).append(...Array.prototype.slice.call(el.childNodes));"
+        listening = "for (const type of ['pointerdown', 'mousedown', 'click']) root.addEventListener(type, __note, true);"
+        script += f"const root = el.attachShadow({{mode: '{tree.kind}'}}); {listening} root.append(...Array.prototype.slice.call(el.childNodes));"
     around = f"<script>{{ const el = document.getElementById('{name}'); if (el) {{ {script} }} }}</script>" if script else ""
     return f"<{tree.tag} id={name} {' '.join(tree.attributes)}>{inner}</{tree.tag}>{around}"
 

@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from browser_lab import Lab, index, lab, texts
+from browser_lab import MADE, Lab, index, lab, texts
 from playwright.async_api import Error
 
 from rmsweb.browser.actions import ACTIONS
@@ -83,6 +83,17 @@ def test_a_page_that_removes_itself_is_still_observed(lab: Lab, script: str) -> 
     assert lab.session.restarts == 0
     assert lab.one(after, "go_to_url", url="http://a.localhost/form.html").error is None
     assert lab.see().title == "Form"
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_be_read_is_left(lab: Lab) -> None:
+    """A page that breaks what every script in it relies on costs itself, not the episode: a blank page is in its place, and the state says so."""
+    MADE["broken.html"] = "<title>Broken</title><script>window.Map = function () {};</script><button>Go</button>"
+    after = lab.open("broken.html")
+    assert (after.url, lab.session.restarts) == ("about:blank", 1)
+    assert "a blank page is in its place" in after.warnings[-1]
+    assert lab.one(after, "go_to_url", url="http://a.localhost/next.html").error is None
+    assert lab.see().title == "Next"
 
 
 def test_a_popup_that_closes_itself_gives_the_page_back(lab: Lab) -> None:

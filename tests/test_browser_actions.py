@@ -2,9 +2,10 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from browser_lab import Lab, find, index, lab, texts
+from browser_lab import MADE, Lab, find, index, lab, texts
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.browser.controls import key_presses
@@ -261,11 +262,22 @@ def test_a_pdf_is_kept_and_can_be_read(lab: Lab) -> None:
     assert len(after.tabs) == (2 if after.is_pdf else 1)
 
 
-def test_a_page_that_does_not_answer_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 24: a link to a server that never answers costs some seconds; the old page stays, the state says what happened, and no page is replaced."""
+@pytest.mark.parametrize(
+    ("html", "action", "params"),
+    [
+        ("<a href=/silent>Go</a>", "click_element_by_index", {"index": 1}),
+        ("<form action=/silent><button>Go</button></form>", "click_element_by_index", {"index": 1}),
+        ("<form action=/silent><input></form>", "input_text", {"index": 1, "text": "x\n"}),
+        ("<form action=/silent><input autofocus></form>", "send_keys", {"keys": "Enter"}),
+        ("<select onchange=\"location = '/silent'\"><option>A<option>B</select>", "select_dropdown_option", {"index": 1, "text": "B"}),
+    ],
+)
+def test_a_page_that_does_not_answer_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch, html: str, action: str, params: dict[str, Any]) -> None:
+    """Case 24: what leads to a server that never answers costs some seconds; the old page stays, the state says so, and no page is replaced."""
     monkeypatch.setattr("rmsweb.browser.window.NAVIGATION_WAIT_S", 0.5)
-    seen = lab.open("tabs.html")
-    assert lab.one(seen, "click_element_by_index", index=index(seen, "Silent")).error is None
+    MADE["silence.html"] = f"<title>Tabs</title>{html}"
+    seen = lab.open("silence.html")
+    assert lab.one(seen, action, **params).error is None
     after = lab.see()
     assert (after.title, lab.session.restarts) == ("Tabs", 0)
     assert any("did not answer" in warning for warning in after.warnings)

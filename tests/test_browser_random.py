@@ -7,7 +7,7 @@ import pytest
 from browser_lab import MADE, Lab, lab
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from random_pages import COVER, SHIFT, pages
+from random_pages import COVER, LOGGER, SHIFT, pages
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.browser.state import render_nodes
@@ -89,7 +89,7 @@ def act_on(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> N
     for planned, place, change in steps:
         action, on_page = aimed(planned, place, seen), "random.html" in seen.url
         if on_page:
-            lab.js(change)
+            lab.js(f"() => {{ if (document.body) {{ {change} }} }}")  # an earlier change may have removed it
             lab.js("top.__log = []")
         (result,) = lab.act(seen, action)
         assert result.error or result.message
@@ -103,6 +103,18 @@ def act_on(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> N
 
 
 STEPS = st.tuples(plans(("click_element_by_index",)), plans(tuple(ACTIONS)), plans(tuple(ACTIONS)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(COVER, "is covered by <div id=cover>"), (SHIFT, "is in its place"), ("this.remove()", "is no longer on the page")]
+)
+def test_a_press_that_would_miss_is_kept_from_the_page(lab: Lab, change: str, words: str) -> None:
+    """A page that changes under the pointer, before the press, makes the click an error that says what is there now; no node gets a press."""
+    MADE["random.html"] = f"{LOGGER}<button id=go style='height:30px' onmousemove=\"{change}\">Go</button>"
+    seen = lab.open("random.html")
+    error = lab.one(seen, "click_element_by_index", index=1).error or ""
+    assert words in error
+    assert lab.js("top.__log") == []
 
 
 @settings(max_examples=25, **COMMON)

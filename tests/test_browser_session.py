@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,13 @@ def test_completed_urls_and_masks() -> None:
     assert complete_url("javascript:alert(1)") == "javascript:alert(1)"
     assert Secrets({"x.org": {"a": "12", "b": "1234"}}).mask("1234 12") == "<secret>b</secret> <secret>a</secret>"
     assert Secrets().fill("<secret>a</secret>", "http://x.org") == "<secret>a</secret>"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"), [("a\ud83d", "a\ufffd"), ("\udc00\ud83d", "\ufffd\ufffd"), ("🚀", "🚀"), ("\\ud83d", "\\ud83d"), ("\\\ud83d", "\\\ufffd"), ('"\n', '"\n')]
+)
+def test_half_of_a_surrogate_pair_is_replaced(text: str, kept: str) -> None:
+    """In a text, and in JSON that escapes such halves alone, as the page's JSON.stringify does; a backslash before the letters `ud` is no escape."""
+    assert Secrets().mask(text) == kept
+    escaped = json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    assert json.loads(Secrets().mask_json(escaped)) == kept

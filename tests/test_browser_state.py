@@ -1,6 +1,7 @@
 """Laws of an observation: what gets an index, what is read, identity, frames, shadow roots, tabs and the screenshot."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 from browser_lab import VIEWPORT, Lab, find, index, lab, lines, texts
@@ -98,6 +99,28 @@ def test_the_screenshot_is_a_file_named_by_its_content(lab: Lab) -> None:
         assert shot.path.startswith(f"screenshots/{shot.sha256[:16]}.")
         with Image.open(lab.folder / shot.path) as picture:
             assert (picture.format, picture.size) == (kind.upper(), VIEWPORT)
+
+
+def test_a_kill_leaves_no_torn_picture(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the process ends, a picture under a name that its content gave it is whole."""
+
+    class Killed(BaseException):
+        """The end of the process."""
+
+    def half(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise Killed
+
+    lab.open("next.html")
+    lab.js("document.body.append('torn')")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", half)
+        with pytest.raises(Killed):
+            lab.see()
+    assert lab.see().screenshot is not None
+    for path in (lab.folder / "screenshots").glob("*.jpg"):
+        assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] == path.stem
 
 
 def test_scroll_containers_and_page_position(lab: Lab) -> None:

@@ -126,11 +126,15 @@ def test_scrolling_moves_what_was_meant(lab: Lab) -> None:
         assert lab.js("scrollY") == y
     lab.one(seen, "scroll", down=False, num_pages=5.0)
     assert "nothing moved" in lab.one(seen, "scroll", down=False, num_pages=1.0).message
+    lab.js("window.notice()")  # a notice at the edge is no dialog that holds the page
+    lab.one(seen, "scroll", down=True, num_pages=1.0)
+    assert (lab.js("scrollY"), lab.js("small.parentNode.scrollTop")) == (480, 0)
+    lab.one(seen, "scroll", down=False, num_pages=1.0)
     lab.js("window.show()")
     after = lab.see()
     assert lab.one(after, "scroll", down=True, num_pages=1.0).error is None
     assert (lab.js("terms.scrollTop"), lab.js("scrollY")) == (200, 0)
-    pane = next(node.index for node in after.nodes if node.marker == "scroll")
+    pane = next(node.index for node in after.nodes if node.attributes.get("id") == "terms")
     assert lab.one(after, "scroll", down=True, num_pages=0.5, frame_element_index=pane).error is None
     assert (lab.js("terms.scrollTop"), lab.js("scrollY")) == (300, 0)
 

@@ -1,7 +1,7 @@
 """Further situations of documentation sites, dashboards, component libraries and old sites. Numbers as in docs/situations.md."""
 
 import pytest
-from browser_lab import Lab, find, index, lab, texts
+from browser_lab import Lab, find, index, lab, lines, texts
 
 from rmsweb.records import ActionResult, Observation
 
@@ -212,3 +212,92 @@ def test_a_framework_that_renders_anew(lab: Lab) -> None:
     lab.js("hydrated.replaceChildren(hydrated.firstChild.cloneNode(true))")
     assert click(lab, seen, "Buy").error == f"element {index(seen, 'Buy')} is no longer on the page"
     assert starred(lab.see()) == ["Buy"]
+
+
+def test_buttons_made_of_clipped_radios(lab: Lab) -> None:
+    """Situation 56: of controls that are only clipped away the labels are the targets, and show what is chosen."""
+    seen = lab.open("icons.html")
+    assert click(lab, seen, "Week").error is None
+    after = lab.see()
+    assert [find(after, text=name).attributes["checked"] for name in ("Day", "Week")] == ["false", "true"]
+    assert names(after)[:2] == ["Day", "Week"]
+
+
+def test_buttons_without_visible_words(lab: Lab) -> None:
+    """Situation 57: a button whose name only readers of the screen get says it in its line."""
+    seen = lab.open("icons.html")
+    state = lines(seen)
+    assert f"[{index(seen, 'Next month')}]<button aria-label=Next month />" in state
+    assert f"[{index(seen, 'Close all')}]<button aria-label=Close all />" in state
+    click(lab, seen, "Next month")
+    assert lab.js("window.__hits") == ["next"]
+
+
+def test_a_wrapper_of_one_control(lab: Lab) -> None:
+    """Situation 58: a listener around nothing but one control is no target of its own; one that shows words besides it is."""
+    seen = lab.open("icons.html")
+    assert [(node.tag, node.text) for node in seen.nodes if node.index][-3:] == [("input", ""), ("div", "A row with words More"), ("button", "More")]
+    assert click(lab, seen, "A row with words More").error is None
+    assert lab.js("window.__hits") in (["row"], ["more", "row"])
+
+
+def test_a_form_that_the_browser_refuses_to_send(lab: Lab) -> None:
+    """Situation 59: what the browser shows in a bubble that is not in the page stands in the result, however the form was sent."""
+    seen = lab.open("native.html")
+    assert "the browser did not send the form: <input id=mail>: " in click(lab, seen, "Send").message
+    lab.one(seen, "input_text", index=index(seen, name="mail"), text="me@example.com")
+    message = lab.one(seen, "input_text", index=index(seen, name="code"), text="12\n").message
+    assert "the browser did not send the form: <input>: " in message
+    assert "did not send" in lab.one(seen, "send_keys", keys="Enter").message
+    assert lab.see().title == "Native"
+    assert "did not send" not in lab.one(seen, "input_text", index=index(seen, name="code"), text="1234\n").message
+    assert lab.see().title == "Next"
+
+
+def test_a_dropdown_with_a_copy_for_readers(lab: Lab) -> None:
+    """Situation 60: options without a size are none; the error says what to do, and what the click opened is in the next state."""
+    seen = lab.open("native.html")
+    error = lab.one(seen, "select_dropdown_option", index=index(seen, "Pick one"), text="Large").error or ""
+    assert "shows no options after a click; if something opened, click what it shows" in error
+    after = lab.see()
+    assert starred(after) == ["Small", "Large"]
+    click(lab, after, "Large")
+    assert "Large" in names(lab.see())
+
+
+def test_what_leaves_the_browser(lab: Lab) -> None:
+    """Situation 61: links to other programs and printing hold nothing up and leave the page as it is."""
+    seen = lab.open("native.html")
+    for name in ("Mail us", "Call us", "Print"):
+        assert click(lab, seen, name).error is None
+    after = lab.see()
+    assert (after.title, after.url, len(after.tabs), "Printed" in names(after)) == ("Native", seen.url, 1, True)
+
+
+def test_a_page_that_asks_for_a_password(lab: Lab) -> None:
+    """Situation 62: a login box of the browser blocks nothing: the result tells the status or that the page could not be opened."""
+    seen = lab.open("next.html")
+    result = lab.one(seen, "go_to_url", url="http://a.localhost/private")
+    assert "401" in result.message or "could not open" in (result.error or "")
+    assert lab.one(seen, "go_to_url", url="http://a.localhost/form.html").error is None
+    assert lab.see().title == "Form"
+
+
+def test_a_set_of_frames(lab: Lab) -> None:
+    """Situation 63: the frames of a frame set are read and used."""
+    seen = lab.open("frameset.html")
+    assert {"The next page", "Other origin"} <= set(texts(seen))
+    assert lab.one(seen, "input_text", index=index(seen, name="card"), text="4000").error is None
+    assert click(lab, seen, "Back to the form").error is None
+    after = lab.see()
+    assert (find(after, name="card").value, find(after, name="text").value) == ("4000", "old words")
+
+
+def test_a_frame_that_is_drawn_smaller(lab: Lab) -> None:
+    """Situation 64: the point of a click in a scaled frame is where the element is drawn, and so is its box."""
+    seen = lab.open("native.html")
+    left, top, width, _ = find(seen, text="Preview", tag="button").box or (0, 0, 0, 0)
+    origin = lab.js("(({left, top}) => [left, top])(small.getBoundingClientRect())")
+    assert (left, top, width) == pytest.approx((origin[0] + 126, origin[1] + 61, 50), abs=1.5)
+    assert click(lab, seen, "Preview", tag="button").error is None
+    assert "Hit" in names(lab.see())

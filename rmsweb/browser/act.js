@@ -18,7 +18,7 @@
   };
   const GONE = { error: "is no longer on the page" };
   const text = (el) => el.localName === "input" || el.localName === "textarea";
-  const still = matchMedia("(scripting: none)").matches; // a sandboxed frame: it has no timers either
+  const still = matchMedia("(scripting: none)").matches; // a sandboxed frame: no timer runs in it and no listener hears anything
   const frames = (n) => new Promise((resolve) => {
     const step = () => (n-- > 0 && !still ? requestAnimationFrame(step) : resolve());
     step();
@@ -32,17 +32,20 @@
   const visible = (el) => { // the part of the window in which the element's scroll containers show it
     let clip = dom.view();
     for (let n = dom.parentOf(el); n && n !== document.body; n = dom.parentOf(n)) {
-      if (n.nodeType === 1 && n !== document.documentElement && getComputedStyle(n).overflowX !== "visible") clip = dom.meet(clip, dom.boxOf(n.getBoundingClientRect()));
+      const clips = n.nodeType === 1 && n !== document.documentElement && getComputedStyle(n).overflowX !== "visible";
+      if (clips) clip = dom.meet(clip, dom.boxOf(n.getBoundingClientRect()));
     }
     return clip;
   };
   const suggests = (el) => el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete");
   // The next press is meant for one node. Where it would reach another, because the page moved at the last moment, the page does not get it.
   const AIM_MS = 5000;
-  let aim = null;
+  let aim = null; // stays null where no listener runs
+  const aimAt = (el) => { aim = still ? null : { el, until: now() + AIM_MS }; };
   for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
     window.addEventListener(type, (event) => {
-      if (!aim || !event.isTrusted || now() > aim.until) return;
+      if (aim && now() > aim.until) aim = null;
+      if (!aim || !event.isTrusted) return;
       if (type === "pointerdown") {
         aim.hit = dom.hitAt(event.clientX, event.clientY) || document.documentElement;
         aim.missed = !aim.el || !dom.leadsTo(aim.hit, aim.el);
@@ -51,7 +54,7 @@
     }, true);
   }
   const pressed = () => { // what became of it
-    const { missed, hit } = aim || {};
+    const { missed, hit } = aim || { missed: false };
     aim = null;
     return { missed: missed ? `moved at the last moment: ${describe(hit)} is in its place` : missed === undefined ? "was covered at the last moment" : "" };
   };
@@ -59,7 +62,9 @@
   const prepare = async (id) => {
     const el = find(id);
     if (!el) return GONE;
-    const fact = { tag: el.localName, type: el.type || "", role: el.getAttribute("role") || "", what: describe(el), disabled: dom.disabled(el), readonly: !!el.readOnly, editable: el.isContentEditable,
+    dom.state.invalid = [];
+    const fact = { tag: el.localName, type: el.type || "", role: el.getAttribute("role") || "", what: describe(el), disabled: dom.disabled(el),
+      readonly: !!el.readOnly, editable: el.isContentEditable,
       combobox: suggests(el) || el.hasAttribute("list"), suggests: suggests(el), opened: dom.state.opened,
       blank: el.closest?.("a[target]:not([target=_self]):not([target=_top]):not([target=_parent])")?.target || "" };
     if (!el.checkVisibility({ visibilityProperty: true })) return { ...fact, error: "is not visible any more" };
@@ -76,7 +81,7 @@
       point = dom.pointOf(el, visible(el));
     }
     point = dom.pointOf(el, visible(el));
-    aim = { el, until: now() + AIM_MS };
+    aimAt(el);
     if ("x" in point) return { ...fact, ...point };
     return { ...fact, error: point.blocker ? `is covered by ${describe(point.blocker)}` : "cannot be scrolled into view" };
   };
@@ -84,10 +89,9 @@
   const frameAt = (id, x, y) => {
     const el = find(id);
     if (!el) return GONE;
-    const box = el.getBoundingClientRect(), style = getComputedStyle(el);
-    const at = { x: x + box.left + el.clientLeft + parseFloat(style.paddingLeft), y: y + box.top + el.clientTop + parseFloat(style.paddingTop) };
+    const start = dom.contentOf(el), at = { x: x * start.zoom + start.x, y: y * start.zoom + start.y };
     const hit = dom.hitAt(at.x, at.y);
-    aim = { el: null, until: now() + AIM_MS }; // a press on the frame's content is none in this document
+    aimAt(null); // a press on the frame's content is none in this document
     return hit === el ? at : { ...at, error: `is covered by ${describe(hit)}` };
   };
   const reveal = (id) => {
@@ -101,6 +105,9 @@
     const el = find(id), hit = dom.hitAt(x, y);
     return el ? { yes: !!hit && dom.leadsTo(hit, el) } : GONE;
   };
+
+  // What the browser said against sending a form since the last `prepare`, in a bubble that is not part of the page.
+  const refused = () => ({ words: dom.state.invalid.splice(0).map((el) => `${describe(el)}: ${el.validationMessage}`).slice(0, 5) });
 
   // ------------------------------------------------------------------------------------------ typing, values
   const valueOf = (el) => (text(el) ? el.value : el.isContentEditable ? el.innerText.replace(/\n$/, "") : null);
@@ -162,12 +169,15 @@
 
   // ---------------------------------------------------------------------------------------------- dropdowns
   const OPTION = "[role=option], [role=menuitem], [role=menuitemradio], [role=menuitemcheckbox], [role=treeitem]";
-  const seen = (el) => el.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && el.getClientRects().length > 0;
+  const seen = (el) => el.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && dom.has(dom.boxOf(el.getBoundingClientRect()));
   const LISTS = "[role=listbox], [role=menu]";
   const inside = (place) => { // its displayed options, through slots and shadow roots
     const found = [];
-    const walk = (node) => { for (const n of dom.childrenOf(node)) if (n.nodeType === 1) { if (n.matches(OPTION) && seen(n)) found.push(n); walk(n); } };
-    walk(place);
+    const walk = (node) => {
+      if (node.nodeType === 1 && node.matches(OPTION) && seen(node)) found.push(node);
+      dom.childrenOf(node).forEach(walk);
+    };
+    dom.childrenOf(place).forEach(walk);
     return found;
   };
   const optionsOf = (el) => { // of a dropdown of the page's making, wherever its list is
@@ -211,15 +221,18 @@
 
   // ---------------------------------------------------------------------------------------------- scrolling
   const area = (el) => { const r = dom.meet(dom.boxOf(el.getBoundingClientRect()), dom.view()); return dom.has(r) ? (r[2] - r[0]) * (r[3] - r[1]) : 0; };
-  const main = () => { // what scrolls when no element is named: an open dialog, the page, or the largest pane of a page that does not scroll itself
+  const largest = (root) => list(root.querySelectorAll("*")).filter((el) => rolls(el) && seen(el)).sort((a, b) => area(b) - area(a))[0];
+  // What scrolls when no element is named: a dialog in the middle of the window, the page, or the largest pane of a page that does not scroll itself.
+  const main = () => {
     const page = document.scrollingElement || document.documentElement;
-    const modal = list(document.querySelectorAll("dialog:modal, [aria-modal=true], [role=dialog], [role=alertdialog]")).filter(seen).pop();
-    const inner = modal && [modal, ...modal.querySelectorAll("*")].filter((el) => rolls(el) && seen(el)).sort((a, b) => area(b) - area(a))[0];
-    if (inner) return inner;
+    let pane = null;
+    for (let n = dom.hitAt(window.innerWidth / 2, window.innerHeight / 2); n; n = dom.parentOf(n)) {
+      if (n.nodeType === 1 && rolls(n)) pane ??= n;
+      if (n.nodeType === 1 && n.matches("dialog, [role=dialog], [role=alertdialog]") && (pane ??= largest(n))) return pane;
+    }
     const locked = [document.documentElement, document.body].some((el) => el && /hidden|clip/.test(overflow(el)));
     if (!locked && page.scrollHeight > window.innerHeight + 1) return page;
-    const panes = list(document.querySelectorAll("*")).filter((el) => rolls(el) && seen(el));
-    return panes.sort((a, b) => area(b) - area(a))[0] || page;
+    return largest(document) || page;
   };
   // Scrolls the page (id null) or the nearest scroll container of a node by a share of its height; `moved` in px.
   const scroll = async (id, pages) => {
@@ -285,7 +298,8 @@
       }
       const name = tag.includes("-") ? "div" : tag, kept = ["colspan", "rowspan", "start"].filter((a) => node.hasAttribute(a));
       const span = kept.map((a) => ` ${a}="${escape(node.getAttribute(a))}"`).join("");
-      parts.push(`<${name}${span}${tag === "a" && node.href ? ` href="${escape(String(node.href))}"` : ""}${tag === "img" ? ` alt="${escape(node.alt)}"` : ""}>`);
+      const href = tag === "a" && node.href ? ` href="${escape(String(node.href))}"` : "", alt = tag === "img" ? ` alt="${escape(node.alt)}"` : "";
+      parts.push(`<${name}${span}${href}${alt}>`);
       if (VOID.has(tag)) return;
       for (const child of dom.childrenOf(node)) walk(child);
       parts.push(`</${name}>`);
@@ -294,5 +308,6 @@
     return parts.join("");
   };
 
-  dom.act = { check, reaches, prepare, pressed, frameAt, reveal, read, focus, set, fileField, options, suggestions, choose, scroll, scrollToText, html, find };
+  dom.act = { check, refused, reaches, prepare, pressed, frameAt, reveal, read, focus, set, fileField, options, suggestions, choose, scroll, scrollToText,
+    html, find };
 })();

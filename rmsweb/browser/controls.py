@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from playwright.async_api import CDPSession, Error, Frame, Page, TimeoutError
+from playwright.async_api import CDPSession, Error, Frame, Page
+from playwright.async_api import TimeoutError as Overdue
 
 from rmsweb.browser.files import AgentFiles
 from rmsweb.browser.guard import Guard, Secrets
@@ -22,7 +23,8 @@ from rmsweb.records import ActionResult
 POPUP_LIMIT_S = 3.0
 CHOOSER_LIMIT_S = 1.0
 SUGGESTIONS_LIMIT_MS = 1000  # a search field's suggestions are waited for so long
-PRESSED_LIMIT_S = 0.5
+ANSWER_LIMIT_S = 0.5  # of a document that may be on its way to another one, which answers nothing
+READ_LIMIT_S = 2.0
 MAX_TYPED_CHARS = 200  # a longer text is inserted at once
 
 _CALL = """async ([token, name, args]) => {
@@ -89,6 +91,14 @@ async def call(frame: Frame, name: str, *args: Any, token: str = "") -> dict[str
     return found
 
 
+async def ask(frame: Frame, name: str, *args: Any, token: str = "", limit_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
+    """The same of a document that may be gone by now or on its way to another one: {} where no answer comes."""
+    try:
+        return await asyncio.wait_for(call(frame, name, *args, token=token), limit_s)
+    except (Error, TimeoutError):
+        return {}
+
+
 # --------------------------------------------------------------------------------------------------- mouse and keyboard
 
 
@@ -107,10 +117,15 @@ async def _point(window: Window, target: Target, fact: Mapping[str, Any]) -> tup
 
 
 async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> tuple[float, float]:
-    """Clicks at a node's point and says where. ActionProblem where the page put another node there meanwhile: then the page has not got the press."""
+    """Clicks at a node's point and says where. ActionProblem where the page put another node there meanwhile: then the page has not got the press.
+
+    Asked twice: before the press, because a node that hovering has moved is found again, and because nothing keeps a press from a frame that came over it
+    or from a document that runs no scripts; and at the press, because a page may move things in between, which its own listeners alone see in time.
+    """
     x, y = await _point(window, target, fact)
     await window.page.mouse.move(x, y)
-    if not (await target.call("reaches", fact["x"], fact["y"]))["yes"]:  # what the pointer left or came upon has moved things
+    over = await ask(target.frame, "reaches", target.node, fact["x"], fact["y"], token=target.token)
+    if over and not over.get("yes"):
         x, y = await _point(window, target, await target.call("prepare"))
     if ctrl:
         await window.page.keyboard.down("Control")
@@ -119,11 +134,16 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
     finally:
         if ctrl:
             await window.page.keyboard.up("Control")
-    with suppress(Error, TimeoutError):  # a document that is being replaced has got it
-        found = await asyncio.wait_for(call(target.frame, "pressed", token=target.token), PRESSED_LIMIT_S)
-        if found.get("missed"):
-            raise ActionProblem(f"{target.label} {found['missed']}")
+    missed = (await ask(target.frame, "pressed", token=target.token)).get("missed")  # a document that does not answer has got it
+    if missed:
+        raise ActionProblem(f"{target.label} {missed}")
     return x, y
+
+
+async def _refusal(frame: Frame) -> str:
+    """What to add to a message where the browser refused to send a form."""
+    words = (await ask(frame, "refused")).get("words")  # none from another page: the form was sent
+    return f"; the browser did not send the form: {'; '.join(words)}" if words else ""
 
 
 async def click(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -142,6 +162,8 @@ async def click(window: Window, p: dict[str, Any]) -> ActionResult:
     message = f"clicked {fact['what']}" + (f" at ({x:.0f}, {y:.0f})" if fact["tag"] == "canvas" else "")
     if window.file_choosers > asked:
         message += "; it asks for a file: use upload_file_to_element on it"
+    if fact["type"] in ("submit", "image"):
+        message += await _refusal(target.frame)
     expected = fact["blank"] == "_blank" or opened > fact["opened"] or (ctrl and fact["tag"] == "a")
     tab = await window.new_tab_within(POPUP_LIMIT_S if expected else 0.0, known)
     if tab is None:
@@ -198,13 +220,10 @@ async def input_text(window: Window, p: dict[str, Any]) -> ActionResult:
     lines = fact["tag"] == "textarea" or fact["editable"]  # there, Enter alone may send what was typed
     await (_type(window, text, line_break="Shift+Enter" if lines else "Enter") if text else window.page.keyboard.press("Delete"))
     await window.settle()
-    try:
-        if fact["suggests"] and text:
-            await call(target.frame, "suggestions", target.node, SUGGESTIONS_LIMIT_MS, token=target.token)
-        found = await call(typed.frame, "read", typed.node, token=typed.token)
-    except Error:  # the document is gone: Enter sent a form
-        found = {}
-    message = f"typed {shown} into {focused['what']}"
+    if fact["suggests"] and text:
+        await ask(target.frame, "suggestions", target.node, SUGGESTIONS_LIMIT_MS, token=target.token, limit_s=READ_LIMIT_S)
+    found = await ask(typed.frame, "read", typed.node, token=typed.token, limit_s=READ_LIMIT_S)  # nothing where Enter sent a form
+    message = f"typed {shown} into {focused['what']}" + (await _refusal(target.frame) if "\n" in text else "")
     held = found.get("value")
     if held is None or ("\n" in text and not lines) or _plain(held) == _plain(before + text):
         return ActionResult(message=message + ("; choose one of its suggestions if some appear" if fact["combobox"] else ""))
@@ -269,20 +288,23 @@ async def _focused(frame: Frame) -> Frame:
 
 
 async def send_keys(window: Window, p: dict[str, Any]) -> ActionResult:
-    keys = window.secrets.fill(p["keys"], _origin(await _focused(window.page.main_frame)))
+    frame = await _focused(window.page.main_frame)
+    keys = window.secrets.fill(p["keys"], _origin(frame))
     if not keys:
         raise ActionProblem("keys is empty")
     presses, known = key_presses(keys), set(window.tab_ids)
     if presses is None:
         await _type(window, keys)
         return ActionResult(message=f"typed {json.dumps(p['keys'], ensure_ascii=False)}")
+    await _refusal(frame)  # of before
     for press in presses:
         await window.page.keyboard.press(press)
     await window.settle()
+    refusal = await _refusal(frame) if "Enter" in presses else ""
     tab = await window.new_tab_within(0.0, known)
     if tab is not None:
         await window.switch_tab(tab)
-    return ActionResult(message=f"pressed {', '.join(presses)}" + (f"; it opened tab {tab} and switched to it" if tab else ""), opened_tab=tab)
+    return ActionResult(message=f"pressed {', '.join(presses)}{refusal}" + (f"; it opened tab {tab} and switched to it" if tab else ""), opened_tab=tab)
 
 
 async def upload(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -296,7 +318,7 @@ async def upload(window: Window, p: dict[str, Any]) -> ActionResult:
             async with window.page.expect_file_chooser(timeout=1000 * CHOOSER_LIMIT_S) as chooser:
                 await _press_mouse(window, target, fact)
             await (await chooser.value).set_files(str(path))
-        except TimeoutError:
+        except Overdue:
             raise ActionProblem(f"{target.label} is no file field, belongs to none and asks for no file") from None
     await window.settle()
     return ActionResult(message=f"chose the file {path.name}")
@@ -321,7 +343,7 @@ async def _options(window: Window, target: Target) -> dict[str, Any]:
         await window.settle()
         found = await target.call("options")
     if not found["options"]:
-        raise ActionProblem(f"{target.label} is no dropdown with options")
+        raise ActionProblem(f"{target.label} shows no options after a click; if something opened, click what it shows")
     return found
 
 
@@ -336,12 +358,12 @@ async def _choose(window: Window, target: Target, number: int) -> list[str] | No
     try:
         await target.call("choose", number)
         await window.settle()
-        after = await call(target.frame, "options", target.node, token=target.token)
+        after = await ask(target.frame, "options", target.node, token=target.token, limit_s=READ_LIMIT_S)
     except Error as error:
         if "navigation" not in error.message and "detached" not in error.message:
             raise
         return None  # the choice made the page open another
-    return None if "error" in after else [o["text"] for o in after["options"] if o["chosen"]]
+    return None if "options" not in after else [o["text"] for o in after["options"] if o["chosen"]]
 
 
 async def select(window: Window, p: dict[str, Any]) -> ActionResult:

@@ -16,7 +16,7 @@
   const CLICK_EVENTS = new Set(["click", "mousedown", "mouseup", "pointerdown", "pointerup", "touchstart", "touchend", "dblclick"]);
   const listeners = new WeakMap(); // node -> Map(type -> Set of callbacks)
   const roots = new WeakMap(); // host -> closed shadow root
-  const state = { mutated: now(), opened: 0 };
+  const state = { mutated: now(), opened: 0, invalid: [] }; // invalid: fields for which the browser itself refused to send a form
   const observer = new MutationObserver(() => { state.mutated = now(); });
   const WATCHED = { childList: true, characterData: true, subtree: true, attributes: true,
     attributeFilter: ["class", "hidden", "disabled", "open", "inert", "aria-expanded", "aria-hidden", "src"] };
@@ -36,6 +36,7 @@
     listeners.get(this)?.get(type)?.delete(callback);
     return removeEventListener.call(this ?? window, type, callback, ...rest);
   };
+  addEventListener.call(document, "invalid", (event) => { if (state.invalid.length < 20) state.invalid.push(event.composedPath()[0]); }, true);
   const { attachShadow } = Element.prototype;
   Element.prototype.attachShadow = function (options) {
     const root = attachShadow.call(this, options);
@@ -62,7 +63,8 @@
   // remembered; one that stands for something else after its list was scrolled is another node: it loses its number.
   const shownAs = new Map(); // number -> [meaning, how far all around it was scrolled]
   const scrolled = (node) => { let sum = 0; for (let n = node; n; n = parentOf(n)) sum += n.scrollTop || 0; return sum; };
-  const meaning = (el) => [editable(el) ? "" : nameOf(el), ...["href", "data-index", "data-id", "aria-posinset", "aria-rowindex"].map((a) => el.getAttribute(a))].join("|");
+  const MEANT = ["href", "data-index", "data-id", "aria-posinset", "aria-rowindex"];
+  const meaning = (el, name = nameOf(el)) => [editable(el) ? "" : name, ...MEANT.map((attribute) => el.getAttribute(attribute))].join("|");
   const recycled = (id, el) => {
     const then = shownAs.get(id);
     return then !== undefined && then[1] !== scrolled(el) && then[0] !== meaning(el);
@@ -74,6 +76,11 @@
   const meet = (a, b) => [Math.max(a[0], b[0]), Math.max(a[1], b[1]), Math.min(a[2], b[2]), Math.min(a[3], b[3])];
   const has = (r) => r[2] - r[0] > 1 && r[3] - r[1] > 1;
   const view = () => [0, 0, window.innerWidth, window.innerHeight];
+  const contentOf = (frame) => { // where a frame's document starts, and by how much it is drawn larger or smaller than it is
+    const box = frame.getBoundingClientRect(), style = getComputedStyle(frame), zoom = box.width / frame.offsetWidth || 1;
+    const start = (edge, border, padding) => edge + (border + parseFloat(padding)) * zoom;
+    return { x: start(box.left, frame.clientLeft, style.paddingLeft), y: start(box.top, frame.clientTop, style.paddingTop), zoom };
+  };
   // Where a node stands in the flat tree. A form's own fields do not hide its parent and children.
   const parentOf = (node) => (node instanceof HTMLFormElement ? parentNode(node) : node.assignedSlot || node.parentNode || node.host || null);
   const childrenOf = (el) => shadow(el)?.childNodes ?? (el.localName === "slot" && el.assignedNodes().length ? el.assignedNodes() : childNodes(el));
@@ -119,14 +126,16 @@
   const squeeze = (text) => (text || "").replace(/\s+/g, " ").trim();
   const editable = (el) => el.isContentEditable && !(el.parentElement && el.parentElement.isContentEditable);
   // Whether a form's fields have names that hide properties of its own which are used here: form.parentNode is then a field.
-  const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects", "checkVisibility", "matches", "closest", "inert",
-    "childNodes", "firstElementChild", "parentElement", "parentNode", "nodeType", "tabIndex", "textContent", "onclick", "isContentEditable", "scrollTop"]);
+  const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects", "checkVisibility", "matches", "closest",
+    "inert", "childNodes", "firstElementChild", "parentElement", "parentNode", "nodeType", "tabIndex", "textContent", "onclick",
+    "isContentEditable", "scrollTop"]);
   const hides = (el) => el instanceof HTMLFormElement && list(fields(el)).some((field) => USED.has(field.name) || USED.has(field.getAttribute("id")));
   const disabled = (el) => el.matches(":disabled");
   const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
-  const unseen = (el) => {
-    const r = el.getBoundingClientRect();
-    return r.width <= 1 || r.height <= 1 || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  const unseen = (el) => { // also where it is only clipped away, as libraries do to what they draw themselves
+    const r = el.getBoundingClientRect(), { clip, clipPath, pointerEvents } = getComputedStyle(el);
+    return r.width <= 1 || r.height <= 1 || clip.startsWith("rect(0px, 0px") || /^inset\((50|100)%/.test(clipPath) || pointerEvents === "none"
+      || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
   };
   // The index rule. An element gets an index when all of this holds (where: `element` below):
   //  1. It is displayed and visible, not all but transparent, larger than 1 px, and its box meets the viewport or the 1,000 px above and below
@@ -134,14 +143,14 @@
   //  2. A click on it means something (`nature`), or it is a frame of at least 100 x 100 px.
   //  3. It is usable: not a disabled control, not inert or aria-hidden, not outside an open modal dialog (`idle`).
   //  4. Inside the viewport a click at one of nine points reaches it, something in it, or its label (`pointOf`). Outside that is tested when it is used.
-  // Then, once what it holds is known (`settle`): a mere handler around two or more indexed elements loses its index, and a scroll container
-  // without an indexed element gets one, so that it can be scrolled.
+  // Then, once what it holds is known (`settle`): a mere handler around two or more indexed elements, or around one that is all it shows, loses its
+  // index (the latter holds for a shadow host too), and a scroll container without an indexed element gets one, so that it can be scrolled.
   //
   // Why a click on the element means something: "own" (by its nature), "listener" (only a handler, or only focusable), or "".
   const nature = (el, style, ctx) => {
     const tag = el.localName, role = el.getAttribute("role");
     if (tag === "html" || tag === "body") return editable(el) ? "own" : "";
-    if (tag === "input") return el.type === "hidden" ? "" : "own";
+    if (tag === "input") return el.type === "hidden" || (el.labels?.length && unseen(el)) ? "" : "own"; // its label stands for it
     if (CONTROLS.has(tag) || tag === "summary" || tag === "canvas" || editable(el) || ROLES.has(role)) return "own";
     if (tag === "a" && el.hasAttribute("href")) return "own";
     if ((tag === "audio" || tag === "video") && el.controls) return "own";
@@ -152,13 +161,14 @@
     if (el.hasAttribute("tabindex") && el.tabIndex >= 0 && !STATIC_ROLES.has(role) && !ctx.whole) return "listener";
     return "";
   };
-  const wordsOf = (el) => { // with what a slot in it shows
-    const slot = el.getRootNode().host ? el.querySelector("slot") : null;
-    return squeeze(slot ? el.textContent + slot.assignedNodes().map((node) => node.textContent).join(" ") : el.textContent);
+  const wordsOf = (el) => { // with what slots in it show
+    const slots = el.getRootNode().host ? list(el.querySelectorAll("slot")) : [];
+    return squeeze([el, ...slots.flatMap((slot) => slot.assignedNodes({ flatten: true }))].map((node) => node.textContent.slice(0, 2000)).join(" "));
   };
   const pictured = (el) => { // what a picture in an element without words is called
     const inner = el.querySelector("[aria-label], img[alt], svg title, [title]");
-    return inner ? squeeze(inner.getAttribute("aria-label") || inner.getAttribute("alt") || inner.getAttribute("title") || inner.textContent).slice(0, 200) : "";
+    const name = inner && ["aria-label", "alt", "title"].map((attribute) => inner.getAttribute(attribute)).find(Boolean);
+    return inner ? squeeze(name || inner.textContent).slice(0, 200) : "";
   };
   const nameOf = (el) => {
     const by = (el.getAttribute("aria-labelledby") || "").split(/\s+/).map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean);
@@ -172,6 +182,7 @@
     for (const name of NAMES) { const value = el.getAttribute(name); if (value) found[name] = value.slice(0, 300); }
     if (box && box !== el) found.type = box.type;
     if (box) found.checked = String(box.checked);
+    if (found["aria-disabled"] === "false") delete found["aria-disabled"];
     if (el.required) found.required = "true";
     if (el.multiple) found.multiple = "true";
     if (el.readOnly) found.readonly = "true";
@@ -198,20 +209,20 @@
   };
 
   // ------------------------------------------------------------------------------------------- the one pass
-  // options: {x, y: offset of this frame in the top viewport, clip: visible part of this frame or null, covered: nothing of it can be clicked}
+  // options: {x, y, scale: of this frame in the top viewport, clip: visible part of this frame or null, covered: nothing of it can be clicked}
   const observe = (options = {}) => {
     const lines = [], seen = new Set(), range = document.createRange(), frame = view();
-    const [dx, dy] = [options.x || 0, options.y || 0], clip = options.clip ? meet(options.clip, frame) : frame;
+    const [dx, dy, scale] = [options.x || 0, options.y || 0, options.scale || 1], clip = options.clip ? meet(options.clip, frame) : frame;
     const reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
     let sealed = false; // whether an element shows something that is not in the tree: a closed root that came with the HTML
     const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
     const modal = list(document.querySelectorAll("dialog:modal")).pop() || null;
-    const round = (r) => [r[0] + dx, r[1] + dy, r[2] - r[0], r[3] - r[1]].map((n) => Math.round(n * 10) / 10);
+    const round = (r) => [r[0] * scale + dx, r[1] * scale + dy, (r[2] - r[0]) * scale, (r[3] - r[1]) * scale].map((n) => Math.round(n * 10) / 10);
     const showsIn = (node) => (node.nodeType === 1 ? node.checkVisibility() : node.nodeType === 3 && squeeze(node.data) !== "");
     const put = (node, line) => {
       if (recycled(ids.get(node), node)) { nodes.delete(ids.get(node)); ids.delete(node); }
       const id = idOf(node);
-      if (line.i && line.t !== "iframe") shownAs.set(id, [meaning(node), scrolled(node)]);
+      if (line.i && line.t !== "iframe") shownAs.set(id, [meaning(node, line.x), scrolled(node)]);
       seen.add(id);
       lines.push({ k: id, n: false, i: false, ...line });
       return lines[lines.length - 1];
@@ -294,35 +305,34 @@
           b: round(box), p: inside, d: outer.depth });
         if (tag === "select") line.o = list(el.options, (option) => squeeze(option.text));
         if (isFrame) { // `f`: what the frame's own pass needs to know
-          const [x, y] = [box[0] + el.clientLeft + parseFloat(style.paddingLeft), box[1] + el.clientTop + parseFloat(style.paddingTop)];
-          const part = meet(box, ctx.clip);
-          line.f = { x: x + dx, y: y + dy, clip: [part[0] - x, part[1] - y, part[2] - x, part[3] - y],
+          const { x, y, zoom } = contentOf(el), part = meet(box, ctx.clip);
+          line.f = { x: x * scale + dx, y: y * scale + dy, scale: zoom * scale,
+            clip: [part[0] - x, part[1] - y, part[2] - x, part[3] - y].map((n) => n / zoom),
             covered: idle || (inside && !("x" in pointOf(el, ctx.clip))) };
           line.i = can && !line.f.covered;
         }
         next.depth = outer.depth + 1;
       }
-      if (can) {
-        stats.interactive += 1;
-        if (tag === "a") stats.links += 1;
-        if (WHOLE.has(tag) || ROLES.has(el.getAttribute("role"))) next.whole = true;
-      }
+      if (can && (WHOLE.has(tag) || ROLES.has(el.getAttribute("role")))) next.whole = true;
       if (pages) stats.scrolls += 1;
       if (isFrame) stats.iframes += 1;
       if (root) stats[el.shadowRoot ? "open" : "closed"] += 1;
       if (isFrame || tag === "select" || tag === "textarea" || tag === "input" || tag === "canvas" || tag === "audio" || tag === "video") return;
 
-      const at = lines.length, before = stats.interactive;
+      const at = lines.length;
       children(el, next);
-      if (line) settle(line, at, why, stats.interactive - before, pages && !next.inert);
+      if (line) settle(line, at, why === "listener" ? "all" : root ? "one" : "", pages && !next.inert);
     };
 
-    // After the children: a handler that only serves the controls inside, or the one that fills it, is no target; a scroller without one needs an index.
-    const area = (line) => line.b[2] * line.b[3];
-    const settle = (line, at, why, inner, scrolls) => {
-      const only = inner === 1 && lines.slice(at).find((other) => other.i);
-      if (line.i && why === "listener" && (inner >= 2 || (only && area(only) > 0.8 * area(line)))) { line.i = false; stats.interactive -= 1; }
-      if (!line.i && scrolls && inner === 0 && !options.covered) { line.i = true; stats.interactive += 1; }
+    // After the children: a handler that only serves the controls inside is no target, nor is it or a shadow host where one control is all it shows; a
+    // scroller without one needs an index; what shows no words of its own says what it is called.
+    const settle = (line, at, serves, scrolls) => {
+      const below = lines.slice(at), [only, ...more] = below.filter((other) => other.i), reads = (other) => other.t === "#text", area = ({ b }) => b[2] * b[3];
+      const bare = only && !more.length && (area(only) > 0.8 * area(line) || !below.some((other) => reads(other) && other.d <= only.d));
+      if (line.i && ((serves === "all" && more.length) || (serves && bare))) line.i = false;
+      const wordless = !below.some(reads) && !["aria-label", "title", "alt"].some((name) => line.a[name]);
+      if (line.i && line.x && wordless) line.a["aria-label"] = line.x;
+      if (!line.i && scrolls && !only && !options.covered) line.i = true;
       const empty = line.m === null || (line.m.startsWith("shadow") && lines.length === at);
       if (!line.i && !line.a.disabled && empty) {
         for (let i = at; i < lines.length; i++) lines[i].d -= 1;
@@ -332,12 +342,16 @@
 
     const start = { depth: 0, clip, reach, block: { clip, reach }, opacity: 1, hidden: false, pointer: false, inert: false, whole: false };
     if (document.documentElement) element(document.documentElement, start);
-    for (const line of lines) line.n = line.i && previous !== null && !previous.has(line.k);
-    previous = new Set(lines.filter((line) => line.i).map((line) => line.k));
+    const indexed = lines.filter((line) => line.i);
+    for (const line of indexed) line.n = previous !== null && !previous.has(line.k);
+    previous = new Set(indexed.map((line) => line.k));
+    stats.interactive = indexed.length;
+    stats.links = indexed.filter((line) => line.t === "a").length;
     for (const id of shownAs.keys()) if (!seen.has(id)) shownAs.delete(id);
     const page = document.scrollingElement || document.documentElement;
-    return { token, lines, stats, sealed, title: document.title, url: location.href, scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth,
-      full: page ? page.scrollHeight : 0, pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
+    return { token, lines, stats, sealed, title: document.title, url: location.href,
+      scroll: window.scrollY, height: window.innerHeight, width: window.innerWidth, full: page ? page.scrollHeight : 0,
+      pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
   };
 
   // Whether something is on its way to its place: a transition or animation that ends within a second and changes more than colours.
@@ -345,7 +359,7 @@
     const rest = (animation.effect?.getComputedTiming().endTime ?? 0) - (animation.currentTime ?? 0);
     return animation.playState === "running" && rest > 0 && rest < 1000 && !/color|shadow|outline|filter|fill|stroke/.test(animation.transitionProperty || "");
   });
-  // Resolves when the document is parsed, nothing moves and nothing has been added, removed or reworded for `ms` since `ago` ms before the call, or after `max`.
+  // Resolves when the document is parsed, nothing moves and nothing was added, removed or reworded for `ms` since `ago` ms before the call, or after `max`.
   const quiet = (ms, max, ago) => new Promise((resolve) => {
     const start = now();
     const look = () => {
@@ -366,6 +380,7 @@
     const node = nodes.get(id)?.deref();
     return node && !recycled(id, node) ? node : null;
   };
-  const api = { adopt, list, now, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow, hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
+  const api = { adopt, contentOf, list, now, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow,
+    hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();

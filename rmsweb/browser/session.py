@@ -93,10 +93,9 @@ class Session(TabbedWindow):
                 if last or self.browser.alive:
                     raise BrowserDied(f"no page opens: {error.message.splitlines()[0]}") from None
 
-    async def _recover(self, reason: str) -> None:
-        """Replaces what died: the browser with a new context, or only the page; then opens the last URL again. BrowserDied where that fails."""
+    async def _recover(self, reason: str, url: str) -> None:
+        """Replaces what died: the browser with a new context, or only the page; then opens the URL. BrowserDied where that fails."""
         tab = self._tabs.get(self._active)
-        url = self._last_url
         self.restarts += 1
         if self.browser.alive and tab is not None:
             self._tabs.pop(tab.tab_id, None)
@@ -108,7 +107,8 @@ class Session(TabbedWindow):
             self._clear()
             self._warnings = warnings
             await self._start()
-        self._warnings.append(f"{reason}; it was opened again, what was typed is lost")
+        then = "it was opened again, what was typed is lost" if url != BLANK else "a blank page is in its place"
+        self._warnings.append(f"{reason}; {then}")
         if url != BLANK:
             await self.goto(url)
 
@@ -179,14 +179,14 @@ class Session(TabbedWindow):
     async def observe(self) -> Observation:
         """The state of the active tab, with a screenshot in the run folder. BrowserDied where no page can be had any more."""
         started = time.monotonic()
-        for last in (False, True):
+        for url in (self._last_url, BLANK, None):  # a page that cannot be read is opened again, then left
             try:
                 observation = await self._observe()
                 return replace(observation, observe_s=round(time.monotonic() - started, 4))
             except (PageDied, ActionProblem) as problem:
-                if last:
+                if url is None:
                     raise BrowserDied(str(problem)) from None
-                await self._recover(str(problem))
+                await self._recover(str(problem), url)
         raise BrowserDied("no observation")  # not reached
 
     async def _observe(self) -> Observation:

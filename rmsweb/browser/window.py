@@ -293,7 +293,7 @@ class TabbedWindow:
             try:
                 await self._quiet(tab, soft, limit)
             except Error:  # the document was replaced, or the tab closed itself
-                if tab.crashed or not self.browser.alive:
+                if tab.crashed or not self.browser.alive or time.monotonic() >= soft:
                     return
                 await asyncio.sleep(0.01)
                 continue
