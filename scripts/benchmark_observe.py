@@ -21,7 +21,7 @@ from rmsweb.browser.session import Session
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.playground.tasks import TEMPLATES, make_worlds
 
-REPEATS = 15
+REPEATS = 7
 PAGES = Path(__file__).resolve().parent.parent / "tests" / "pages"
 ROWS = 3333  # of six elements each
 ROW = "<tr><td>{0}<td><a href='#{0}'>Item {0}</a><td><button>Buy</button>"

@@ -102,7 +102,7 @@ async def sample(cache: Path, verbose: bool) -> None:
                 session = await Session.open(browser, Path(folder))
                 await session.goto(f"http://pages.localhost/{page}")
                 await asyncio.sleep(1)
-                line: dict[str, Any] = await measure(session, page, 7)
+                line: dict[str, Any] = await measure(session, page)
                 seen = await session.observe()
                 own = [int(node.node_key.split(":")[1]) for node in seen.nodes if node.index is not None and node.node_key.startswith("0:")]
                 await hear(session)
