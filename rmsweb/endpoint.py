@@ -6,23 +6,31 @@ data URLs, unresized: the endpoint's own image processor holds the pixel cap.
 
 import base64
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from rmsweb.llm import ChatClient, ChatRefused
+from rmsweb.pictures import load_picture
 from rmsweb.records import Image, Message, Reply, Text
 
 _MIME = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 
 
-def data_url(path: Path) -> str:
-    """A picture file as a data URL; FileNotFoundError where there is none, ValueError where its kind is not known."""
+def data_url(image: Image, root: Path) -> str:
+    """A picture as a data URL, index boxes drawn; FileNotFoundError where there is none, ValueError where its kind is not known."""
+    path = root / image.path
     mime = _MIME.get(path.suffix.lower())
     if mime is None:
         raise ValueError(f"{path}: found a {path.suffix or 'nameless'} file, expected one of {', '.join(_MIME)}")
-    return f"data:{mime};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    data = path.read_bytes()
+    if image.boxes:
+        drawn = BytesIO()
+        load_picture(image, root).save(drawn, format="PNG")
+        mime, data = "image/png", drawn.getvalue()
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
 def openai_messages(messages: Sequence[Message], image_root: Path) -> list[dict[str, Any]]:
@@ -32,7 +40,7 @@ def openai_messages(messages: Sequence[Message], image_root: Path) -> list[dict[
         content: list[dict[str, Any]] = []
         for part in message.parts:
             if isinstance(part, Image):
-                content.append({"type": "image_url", "image_url": {"url": data_url(image_root / part.path)}})
+                content.append({"type": "image_url", "image_url": {"url": data_url(part, image_root)}})
             elif content and content[-1]["type"] == "text":
                 content[-1]["text"] += part.text
             else:

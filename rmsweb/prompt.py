@@ -39,7 +39,7 @@ class PromptConfig:
     image_format: Literal["png", "jpeg"] = "png"
     image_min_pixels: int = 65_536
     image_max_pixels: int = 262_144  # App. F: image cap
-    index_boxes: bool = False
+    index_boxes: bool = False  # draw the box and number of every indexed element that the prompt shows into the picture
     thinking: bool = True
     prompt_budget: int = 12_000  # tokens, App. F/G
     response_budget: int = 2_048  # tokens, App. G
@@ -274,11 +274,22 @@ def build_prompt(
             lines = _without_farthest(lines, excess, count_tokens)
         else:
             raise ValueError(f"prompt budget of {config.prompt_budget} tokens is {excess} too small for the task, the schema and the image alone")
-    user: list[Text | Image] = [image] if image else []
+    indices = tuple(line.index for line in lines if line.index is not None)
+    user: list[Text | Image] = [_marked(image, observation, frozenset(indices)) if config.index_boxes else image] if image else []
     messages = [Message(role="system", parts=(Text(tag="system", text=system),))] if system else []
     messages.append(Message(role="user", parts=(*user, *parts(items, read_state, lines))))
-    indices = tuple(line.index for line in lines if line.index is not None)
     return Prompt(tuple(messages), indices, all_items - len(items), read_cut, all_lines - len(lines))
+
+
+def _marked(image: Image, observation: Observation, indices: frozenset[int]) -> Image:
+    """The picture with boxes, in its pixels, of the elements in the viewport that have one of the indices."""
+    scale = image.width / observation.viewport[0]
+    boxes = []
+    for node in observation.nodes:
+        if node.index is not None and node.index in indices and node.box is not None and node.in_viewport:
+            x, y, width, height = (round(scale * side, 1) for side in node.box)
+            boxes.append((node.index, x, y, width, height))
+    return dataclasses.replace(image, boxes=tuple(boxes))
 
 
 def extraction_messages(query: str, page_text: str, *, extract_links: bool = False) -> tuple[Message, ...]:

@@ -42,12 +42,16 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """A picture on disk; `path` is relative to the run folder, `sha256` is of the file's bytes, sizes are in pixels."""
+    """A picture on disk; `path` is relative to the run folder, `sha256` is of the file's bytes, sizes are in pixels.
+
+    `boxes` are (index, x, y, width, height) in pixels, to be drawn when the picture is read; the file never holds them.
+    """
 
     path: str
     sha256: str
     width: int
     height: int
+    boxes: tuple[tuple[int, float, float, float, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

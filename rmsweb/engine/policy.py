@@ -31,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 from rmsweb.engine.attention import use_segment_attention
 from rmsweb.engine.lora import merged_state_dict
 from rmsweb.engine.packing import EncodedPrompt, Pack
+from rmsweb.pictures import load_picture
 from rmsweb.prompt import PromptConfig, differing_fields, image_size, image_tokens, load_prompt_config, save_prompt_config
 from rmsweb.records import Image, Message
 
@@ -130,7 +131,7 @@ class PolicyModel:
         self.model, self.tokenizer, self.prompt_config, self.name = model.to(device).eval(), tokenizer, prompt_config, name
         self.scorer = Scorer(self.model)
         self.device, self.pixel_format = torch.device(device), pixel_format or PixelFormat()
-        self._pictures: OrderedDict[tuple[str, int, int], np.ndarray] = OrderedDict()
+        self._pictures: OrderedDict[tuple[object, ...], np.ndarray] = OrderedDict()
         self._control = {}
         for token in (IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD):
             number = tokenizer.convert_tokens_to_ids(token)
@@ -216,7 +217,7 @@ class PolicyModel:
 
         Raises FileNotFoundError for a picture that is not there, ValueError for one that cannot be read.
         """
-        return self._assemble(self._pieces(messages, lambda image: self._picture(image_root / image.path)))
+        return self._assemble(self._pieces(messages, lambda image: self._picture(image, image_root)))
 
     def prompt_length(self, messages: Sequence[Message]) -> int:
         """Number of tokens of `encode_prompt(messages)`, from the pictures' recorded sizes, without reading them."""
@@ -279,19 +280,16 @@ class PolicyModel:
             image_grid=torch.cat(grids) if grids else None,
         )
 
-    def _picture(self, path: Path) -> np.ndarray:
+    def _picture(self, image: Image, root: Path) -> np.ndarray:
         """The picture in the size the model sees, [height, width, 3] uint8; recently used ones are remembered."""
         config = self.prompt_config or PromptConfig()
-        key = (str(path), config.image_min_pixels, config.image_max_pixels)
+        key = (str(root / image.path), image.boxes, config.image_min_pixels, config.image_max_pixels)
         if key in self._pictures:
             self._pictures.move_to_end(key)
             return self._pictures[key]
-        try:
-            with PIL.Image.open(path) as picture:
-                size = image_size(picture.width, picture.height, config)
-                pixels = np.asarray(picture.convert("RGB").resize(size, PIL.Image.Resampling.BICUBIC))
-        except PIL.UnidentifiedImageError as error:
-            raise ValueError(f"{path}: not a picture ({error})") from None
+        picture = load_picture(image, root)
+        size = image_size(picture.width, picture.height, config)
+        pixels = np.asarray(picture.resize(size, PIL.Image.Resampling.BICUBIC))
         self._pictures[key] = pixels
         while len(self._pictures) > 1 and sum(kept.nbytes for kept in self._pictures.values()) > IMAGE_CACHE_BYTES:
             self._pictures.popitem(last=False)
