@@ -19,12 +19,12 @@ from rmsweb.agent import AgentOptions, Episode
 from rmsweb.benchmarks.environments import Environment, LiveWeb
 from rmsweb.benchmarks.tasks import load_tasks
 from rmsweb.browser.chromium import find_chromium
-from rmsweb.collection import Attempt, AttemptRow, collect_task, flatten, is_over, is_success, quality_filter, reflect, yield_report
+from rmsweb.collection import Attempt, AttemptRow, collect_task, flatten, is_over, quality_filter, reflect, yield_report
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.judges import judge_run
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.prompt import PromptConfig, approximate_tokens, load_prompt_config, save_prompt_config
-from rmsweb.records import Judgement, Source, Split, StepSample, Task, Trajectory, derive_seed, write_records
+from rmsweb.records import Judgement, Source, Split, StepSample, Task, Trajectory, derive_seed, is_success, write_records
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, rank, write_json
 from rmsweb.runner import Job, Worker, browser_pool, commit, finished, judgements, repair, run_jobs, shard, trajectories
 

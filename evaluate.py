@@ -22,12 +22,11 @@ from rmsweb.agent import AgentOptions, Episode
 from rmsweb.benchmarks.environments import Environment, LiveWeb
 from rmsweb.benchmarks.tasks import load_tasks
 from rmsweb.browser.chromium import find_chromium
-from rmsweb.collection import is_success
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.judges import judge_run
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.prompt import PromptConfig, approximate_tokens, load_prompt_config, save_prompt_config
-from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed
+from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed, is_success
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, rank, write_json
 from rmsweb.runner import Job, Worker, browser_pool, commit, finished, judgements, repair, run_jobs, shard, trajectories
 from rmsweb.stats import cost, load_prices, pass_at_1_estimate, pass_at_k

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmsweb.alignment import Contrast, Run
-from rmsweb.collection import action_sample, is_success
+from rmsweb.collection import action_sample
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.judges import judge_failure
 from rmsweb.mining import Judge, Mined, Render, Settings, mine, report, summary
 from rmsweb.prompt import PromptConfig, approximate_tokens, differing_fields, load_prompt_config, save_prompt_config
-from rmsweb.records import AuditRow, Image, Judgement, MinedState, Split, StepSample, Trajectory, read_records, write_records
+from rmsweb.records import AuditRow, Image, Judgement, MinedState, Split, StepSample, Trajectory, is_success, read_records, write_records
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
 from rmsweb.taxonomy import features_text
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from rmsweb.agent import CountTokens, executed_actions, extraction_request, has_stalled, step_prompt
 from rmsweb.browser.actions import action_span, canonical_text
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import Judgement, Message, Policy, RecordError, Step, StepSample, Text, Trajectory, sha256_text
+from rmsweb.records import Judgement, Message, Policy, RecordError, Step, StepSample, Text, Trajectory, is_success, sha256_text
 
 MIN_STEPS, MAX_STEPS = 3, 30  # effective steps of a kept trajectory (Sec. 3)
 MAX_GUIDE_CHARS = 4_000
@@ -87,11 +87,6 @@ class Attempt:
 
     success: bool
     guide_out: str | None
-
-
-def is_success(trajectory: Trajectory, judgement: Judgement | None) -> bool:
-    """A run succeeds only if a `done` was executed and the judge agrees (App. A)."""
-    return trajectory.ended == "done" and judgement is not None and judgement.verdict == "success"
 
 
 def is_over(attempts: Sequence[Attempt], *, rounds: int, successes: int) -> bool:

@@ -479,6 +479,11 @@ def cut_torn_line(path: Path) -> bool:
     return True
 
 
+def is_success(trajectory: Trajectory, judgement: Judgement | None) -> bool:
+    """A run succeeds only if a `done` was executed and the judge agrees (App. A)."""
+    return trajectory.ended == "done" and judgement is not None and judgement.verdict == "success"
+
+
 def derive_seed(*parts: Any) -> int:
     """Seed in [0, 2^31) from the sha256 of the parts (never from `hash()`, which changes between processes).
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from rmsweb.browser.actions import canonical_action
-from rmsweb.records import Image, Judgement, Observation, Step, Trajectory
+from rmsweb.records import Image, Judgement, Observation, Step, Trajectory, is_success
 
 Point = tuple[float, float]
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
@@ -143,7 +143,7 @@ def _step(step: Step, folder: Path, out: Path) -> str:
 def trajectory(found: Trajectory, judgement: Judgement | None, folder: Path, out: Path, *, opened: bool = False) -> str:
     """One run, folded: the task and the verdict, then each step with its picture, answer and results."""
     verdict = judgement.verdict if judgement else "missing"
-    good = found.ended == "done" and verdict == "success"
+    good = is_success(found, judgement)
     mark = f'<span class="mark {"good" if good else "bad"}">{"success" if good else "failure"}</span>'
     judge = f"{judgement.judge}{f' ({judgement.model})' if judgement.model else ''}: {verdict}. {judgement.reason}" if judgement else "not judged"
     facts = f"{found.source.policy}, run {found.source.run}, round {found.source.round}; ended: {found.ended}; judged by {judge}"

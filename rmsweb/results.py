@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rmsweb.records import Judgement, RecordError, Trajectory, read_records
+from rmsweb.records import Judgement, RecordError, Trajectory, is_success, read_records
 from rmsweb.stats import pass_at_1_estimate, pass_at_k
 from rmsweb.taxonomy import features, rule_label
 
@@ -68,8 +68,7 @@ class Folder:
 
     def success(self, found: Trajectory) -> bool:
         """App. A: a `done` was executed and the judge agrees."""
-        judgement = self.judgements.get(found.trajectory_id)
-        return found.ended == "done" and judgement is not None and judgement.verdict == "success"
+        return is_success(found, self.judgements.get(found.trajectory_id))
 
     @cached_property
     def outcomes(self) -> dict[str, list[bool]]:

@@ -180,3 +180,13 @@ def lines(seen: Observation) -> list[str]:
 def texts(seen: Observation) -> list[str]:
     """What can be read."""
     return [node.text for node in seen.nodes if node.tag == "#text"]
+
+
+def click(lab: Lab, seen: Observation, text: str = "", **by: str) -> ActionResult:
+    """Clicks the element of that name."""
+    return lab.one(seen, "click_element_by_index", index=index(seen, text, **by))
+
+
+def names(seen: Observation) -> list[str]:
+    """Names of what has an index."""
+    return [node.text for node in seen.nodes if node.index is not None]

@@ -3,17 +3,12 @@
 from pathlib import Path
 
 import pytest
-from browser_lab import Lab, find, index, lab, lines, texts
+from browser_lab import Lab, click, find, index, lab, lines, texts
 
-from rmsweb.records import Action, ActionResult, Observation
+from rmsweb.records import Action
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.browser
-
-
-def click(lab: Lab, seen: Observation, text: str = "", **by: str) -> ActionResult:
-    """Clicks the element of that name."""
-    return lab.one(seen, "click_element_by_index", index=index(seen, text, **by))
 
 
 def test_a_choice_agrees_with_the_pages_model_or_is_an_error(lab: Lab) -> None:

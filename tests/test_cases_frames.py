@@ -1,23 +1,13 @@
 """Situations of real pages: dialogs, frames, shadow roots, layers over the page, late and huge pages, files. Numbers as in docs/situations.md."""
 
 import pytest
-from browser_lab import Lab, find, index, lab, texts
+from browser_lab import Lab, click, find, index, lab, names, texts
 
 from rmsweb.prompt import PromptConfig, build_prompt
-from rmsweb.records import ActionResult, Observation, Text
+from rmsweb.records import Observation, Text
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.browser
-
-
-def click(lab: Lab, seen: Observation, text: str = "", **by: str) -> ActionResult:
-    """Clicks the element of that name."""
-    return lab.one(seen, "click_element_by_index", index=index(seen, text, **by))
-
-
-def names(seen: Observation) -> list[str]:
-    """Names of what has an index."""
-    return [node.text for node in seen.nodes if node.index is not None]
 
 
 def test_dialogs_in_a_row_in_frames_and_on_leaving(lab: Lab) -> None:

@@ -1,22 +1,10 @@
 """Situations of real pages: what hands do and find: scrolling, typing, keys, toggles, rows, hovering, dragging. Numbers as in docs/situations.md."""
 
 import pytest
-from browser_lab import Lab, find, index, lab, lines, texts
-
-from rmsweb.records import ActionResult, Observation
+from browser_lab import Lab, click, find, index, lab, lines, names, texts
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.browser
-
-
-def click(lab: Lab, seen: Observation, text: str = "", **by: str) -> ActionResult:
-    """Clicks the element of that name."""
-    return lab.one(seen, "click_element_by_index", index=index(seen, text, **by))
-
-
-def names(seen: Observation) -> list[str]:
-    """Names of what has an index."""
-    return [node.text for node in seen.nodes if node.index is not None]
 
 
 def test_a_target_is_scrolled_to_before_its_point_is_chosen(lab: Lab) -> None:

@@ -1,22 +1,12 @@
 """Further situations of documentation sites, dashboards, component libraries and old sites. Numbers as in docs/situations.md."""
 
 import pytest
-from browser_lab import Lab, find, index, lab, lines, texts
+from browser_lab import Lab, click, find, index, lab, lines, names, texts
 
-from rmsweb.records import ActionResult, Observation
+from rmsweb.records import Observation
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.browser
-
-
-def click(lab: Lab, seen: Observation, text: str = "", **by: str) -> ActionResult:
-    """Clicks the element of that name."""
-    return lab.one(seen, "click_element_by_index", index=index(seen, text, **by))
-
-
-def names(seen: Observation) -> list[str]:
-    """Names of what has an index."""
-    return [node.text for node in seen.nodes if node.index is not None]
 
 
 def starred(seen: Observation) -> list[str]:

@@ -20,7 +20,6 @@ from rmsweb.collection import (
     collect_task,
     effective_steps,
     flatten,
-    is_success,
     quality_filter,
     reflect,
     reflection_messages,
@@ -29,7 +28,7 @@ from rmsweb.collection import (
     yield_report,
 )
 from rmsweb.prompt import PromptConfig, approximate_tokens, render_text
-from rmsweb.records import Judgement, RecordError, Source, Trajectory, dumps
+from rmsweb.records import Judgement, RecordError, Source, Trajectory, dumps, is_success
 
 WON = Judgement(trajectory_id="t1.reflection.r1.n0", judge="check", model="", verdict="success")
 LOST = replace(WON, verdict="not_success")
