@@ -1,15 +1,18 @@
 """One seed of the study: base, SFT, SFT + RL and two controls on the held-out tasks, every stage in a real browser where it needs one.
 
     python scripts/study.py --seed 0     runs what is missing of runs/study/seed0, then writes docs/study/seed0.json
-    python scripts/study.py --table      prints the table of README.md from docs/study/seed*.json
+    python scripts/study.py --table      prints the tables of README.md from docs/study/seed*.json
+    python scripts/study.py --details    prints those of docs/study.md: failures by mode, the course of RL, seconds by stage
 
 The controls start from the same SFT checkpoint: plain supervised training on the mined targets for as many updates as RL makes, and RL
-without the salvage anchor. A stage is done once: it is known by the hash of its command, of the code, and of the stages before it; one that
-was interrupted goes on with --resume. Nothing here reads a held-out task before the evaluations.
+without the salvage anchor. All seeds share the tasks and the scripted teacher's runs; they differ in training, in the policy's runs that are
+mined, and in evaluation. A stage is done once: it is known by the hash of its command, of the code, and of the stages before it; one that
+was interrupted goes on with --resume; several seeds may run at a time. Nothing here reads a held-out task before the evaluations.
 """
 
 import argparse
 import datetime
+import fcntl
 import hashlib
 import json
 import os
@@ -35,51 +38,65 @@ RL_STEPS, TRAIN_BATCH, MINI_BATCH = 100, 8, 4
 CONCURRENCY = "4"
 POLICIES = {"base": "base", "sft": "SFT", "rl": "SFT + RL", "sft-mined": "SFT + supervised on the mined targets", "rl-no-anchor": "SFT + RL without anchor"}
 PAIRS = (("sft", "base"), ("rl", "sft"), ("rl", "sft-mined"), ("rl", "rl-no-anchor"))
+COURSE = ("std_rejected_frac", "competence_rejected_frac", "reward_mean", "best_of_n", "kl", "gap", "format_error_frac", "dev_success", "dev_reward")
+SHARED = ("tasks", "collect", "collect-dev")
 BASE, PROMPT = "rmsweb/playground/base", "scripts/demo_prompt.json"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command that writes its folder `name`; `needs` are the stages whose folders it reads, `URL` in a command is the teacher's address."""
+    """A command that writes its folder; `needs` are the stages whose folders it reads, `URL` in a command is the teacher's address."""
 
-    name: str
+    folder: Path
     command: tuple[str, ...]
     needs: tuple[str, ...] = ()
     resumes: bool = True
 
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
 
 def stages(seed: int, out: Path) -> list[Stage]:
-    """The stages of a seed in order. Seeds move everything but the tasks and the base."""
+    """The stages of a seed in order; those of SHARED are the same for all seeds and lie beside them."""
 
-    def at(name: str) -> str:
-        return str(out / name)
+    def at(name: str) -> Path:
+        return (out.parent / "shared" if name in SHARED else out) / name
 
     def command(script: str, name: str, *flags: object) -> tuple[str, ...]:
-        return (f"{script}.py", "--out", at(name), *map(str, flags))
+        return (f"{script}.py", "--out", str(at(name)), *map(str, flags))
 
     def collect(name: str, split: str) -> Stage:
         roles = ("--policy-url", "URL", "--policy-model", "scripted-teacher", "--reflection-model", "scripted-reflection")
-        limits = ("--max-steps", MAX_STEPS, "--concurrency", CONCURRENCY, "--rounds", 5, "--successes", 2, "--seed", seed)
+        limits = ("--max-steps", MAX_STEPS, "--concurrency", CONCURRENCY, "--rounds", 5, "--successes", 2, "--seed", 0)
         small = ("--extraction-model", "scripted-extractor", "--prompt-config", PROMPT, "--tokenizer", BASE)
-        return Stage(name, command("collect", name, "--tasks", f"{at('tasks')}/{split}.jsonl", "--split", split, *roles, *small, *limits), ("tasks",))
+        return Stage(at(name), command("collect", name, "--tasks", f"{at('tasks')}/{split}.jsonl", "--split", split, *roles, *small, *limits), ("tasks",))
 
     def mine(name: str, split: str, *pool: str) -> Stage:
         judge = ("--judge-url", "URL", "--judge-model", "scripted-failure-judge", "--tokenizer", BASE)
-        return Stage(name, command("mine", name, "--pool", *map(at, pool), "--split", split, *judge), pool, resumes=False)
+        return Stage(at(name), command("mine", name, "--pool", *map(at, pool), "--split", split, *judge), pool, resumes=False)
 
     def evaluate(name: str, policy: str, *flags: object, split: str = "held-out", runs: int = RUNS, needs: tuple[str, ...] = ()) -> Stage:
         limits = ("--runs", runs, "--max-steps", MAX_STEPS, "--stop-on-stall", "--concurrency", CONCURRENCY, "--seed", seed)
-        return Stage(name, command("evaluate", name, "--policy", policy, "--tasks", f"{at('tasks')}/{split}.jsonl", "--split", split, *limits, *flags), needs)
+        return Stage(
+            at(name), command("evaluate", name, "--policy", policy, "--tasks", f"{at('tasks')}/{split}.jsonl", "--split", split, *limits, *flags), needs
+        )
 
     def rl(name: str, *flags: object) -> Stage:
         states = ("--states", f"{at('mined')}/mined.jsonl", "--dev-states", f"{at('mined-dev')}/mined.jsonl", f"{at('mined-dev')}/ordinary.jsonl")
         sizes = ("--max-steps", RL_STEPS, "--train-batch", TRAIN_BATCH, "--mini-batch", MINI_BATCH, "--num-rollouts", 8, "--max-generation-batches", 4)
-        rest = ("--lr", "3e-5", "--lora-rank", 32, "--lora-alpha", 64, "--response-budget", 40, "--threads", 1, "--seed", seed)
-        return Stage(name, command("train_rl", name, "--model", sft, *states, *sizes, *rest, *flags), ("train-sft", "mined", "mined-dev"))
+        choice = (
+            "--dev-episodes",
+            f"{at('tasks')}/dev.jsonl",
+            "--dev-flags",
+            f"--runs 1 --max-steps {MAX_STEPS} --stop-on-stall --concurrency {CONCURRENCY} --seed {seed}",
+        )
+        rest = ("--save-every", RL_STEPS // 2, "--lr", "3e-5", "--lora-rank", 32, "--lora-alpha", 64, "--response-budget", 40, "--threads", 1, "--seed", seed)
+        return Stage(at(name), command("train_rl", name, "--model", sft, *states, *sizes, *choice, *rest, *flags), ("tasks", "train-sft", "mined", "mined-dev"))
 
     def train_sft(name: str, model: str, samples: Sequence[str], needs: tuple[str, ...], *flags: object) -> Stage:
         files = ("--samples", samples[0], "--dev-samples", *samples[1:])
-        return Stage(name, command("train_sft", name, "--model", model, *files, "--accumulation", 1, "--threads", 1, "--seed", seed, *flags), needs)
+        return Stage(at(name), command("train_sft", name, "--model", model, *files, "--accumulation", 1, "--threads", 1, "--seed", seed, *flags), needs)
 
     sft, best = f"{at('train-sft')}/checkpoint-best", "checkpoint-best"
     successes = [f"{at(name)}/samples.jsonl" for name in ("collect", "collect-dev")]
@@ -89,11 +106,11 @@ def stages(seed: int, out: Path) -> list[Stage]:
     control = (*updates, "--lr", "3e-5", "--warmup-ratio", 0, "--lora-rank", 32, "--lora-alpha", 64)
     sizes = ("--train", TRAIN, "--dev", DEV, "--held-out", HELD_OUT)
     return [
-        Stage("tasks", ("-m", "rmsweb.playground", "tasks", "--out", at("tasks"), *map(str, sizes)), resumes=False),
+        Stage(at("tasks"), ("-m", "rmsweb.playground", "tasks", "--out", *map(str, (at("tasks"), *sizes))), resumes=False),
         collect("collect", "train"),
         collect("collect-dev", "dev"),
         train_sft("train-sft", BASE, successes, ("collect", "collect-dev"), *clone),
-        evaluate("pool", sft, "--temperature", 1, "--top-p", 1, "--top-k", 0, split="train", needs=("tasks", "train-sft")),
+        evaluate("pool", sft, "--temperature", 1, "--top-p", 1, "--top-k", 0, split="train", runs=1, needs=("tasks", "train-sft")),
         mine("mined", "train", "collect", "pool"),
         mine("mined-dev", "dev", "collect-dev"),
         rl("train-rl"),
@@ -117,32 +134,39 @@ def code_hash() -> str:
     return digest.hexdigest()
 
 
-def run_stages(wanted: Sequence[Stage], out: Path, url: str) -> dict[str, float]:
+def run_stages(wanted: Sequence[Stage], url: str) -> dict[str, float]:
     """Runs every stage that is not done; returns the seconds of each. Exits with the code of a stage that failed."""
     keys: dict[str, str] = {}
     seconds: dict[str, float] = {}
     code = code_hash()
     for stage in wanted:
         keys[stage.name] = hashlib.sha256(json.dumps([code, stage.command, [keys[name] for name in stage.needs]]).encode()).hexdigest()
-        note, folder = out / f"{stage.name}.stage.json", out / stage.name
-        known = json.loads(note.read_text()) if note.exists() else {}
-        if known.get("key") != keys[stage.name]:
-            shutil.rmtree(folder, ignore_errors=True)
-            known = {"key": keys[stage.name], "seconds": 0.0, "done": False}
-            note.write_text(json.dumps(known))
-        if not known["done"]:
-            resume = ["--resume"] if stage.resumes and (folder / "config.json").exists() else []
-            command = [sys.executable, *(url if part == "URL" else part for part in stage.command), *resume]
-            print(f"\n== {stage.name}\n$ {' '.join(command)}", flush=True)
-            started = time.monotonic()
-            code_of = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}).returncode
-            known["seconds"] += time.monotonic() - started
-            known["done"] = code_of == 0
-            note.write_text(json.dumps(known))
-            if code_of:
-                sys.exit(code_of)
-        seconds[stage.name] = round(known["seconds"], 1)
+        stage.folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(stage.folder.with_suffix(".lock"), "w") as lock:  # another seed may be at a shared stage
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            seconds[stage.name] = round(run_stage(stage, keys[stage.name], url), 1)
     return seconds
+
+
+def run_stage(stage: Stage, key: str, url: str) -> float:
+    """Runs a stage that is not done under this key; returns its seconds, those of interrupted tries included."""
+    note = stage.folder.with_suffix(".stage.json")
+    known = json.loads(note.read_text()) if note.exists() else {}
+    if known.get("key") != key:
+        shutil.rmtree(stage.folder, ignore_errors=True)
+        known = {"key": key, "seconds": 0.0, "done": False}
+        note.write_text(json.dumps(known))
+    if not known["done"]:
+        resume = ["--resume"] if stage.resumes and (stage.folder / "config.json").exists() else []
+        command = [sys.executable, *(url if part == "URL" else part for part in stage.command), *resume]
+        print(f"\n== {stage.name}\n$ {' '.join(command)}", flush=True)
+        started = time.monotonic()
+        returned = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}).returncode
+        known |= {"seconds": known["seconds"] + time.monotonic() - started, "done": returned == 0}
+        note.write_text(json.dumps(known))
+        if returned:
+            sys.exit(returned)
+    return float(known["seconds"])
 
 
 class Teacher:
@@ -169,7 +193,6 @@ def result(seed: int, out: Path, seconds: Mapping[str, float]) -> dict[str, Any]
     folders = {name: Folder(out / name) for name in POLICIES}
     git = {name: subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
            for name, command in {"commit": ("rev-parse", "HEAD"), "changed": ("status", "--porcelain", "--untracked-files=no")}.items()}  # fmt: skip
-    course = ("step", "std_rejected_frac", "competence_rejected_frac", "reward_mean", "best_of_n", "kl", "gap", "format_error_frac", "dev_reward")
     return {
         "seed": seed,
         "commit": git["commit"],
@@ -178,7 +201,7 @@ def result(seed: int, out: Path, seconds: Mapping[str, float]) -> dict[str, Any]
         "seconds": dict(seconds),
         "policies": {name: figures(folder) | {"failures": failure_modes(folder, folders.values())} for name, folder in folders.items()},
         "outcomes": {name: {task: [int(success) for success in runs] for task, runs in folder.outcomes.items()} for name, folder in folders.items()},
-        "rl": [{key: row[key] for key in course if key in row} for row in Folder(out / "train-rl").metrics if "step" in row],
+        "rl": [{key: row[key] for key in ("step", *COURSE) if key in row} for row in Folder(out / "train-rl").metrics if "step" in row],
         "mined": Folder(out / "mined").json("report.json"),
     }
 
@@ -196,17 +219,58 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The tables of README.md: pass@1 of every policy and seed, then the paired differences."""
     seeds = [f"seed {item['seed']}" for item in results]
     sides = [[item] for item in results] + [list(results)]
-    tasks = len(results[0]["outcomes"]["base"])
-    yield f"| pass@1 in %, {tasks} held-out tasks × {RUNS} runs | {' | '.join((*seeds, 'all'))} |"
-    yield f"|---|{'---|' * len(sides)}"
+    yield from head(f"pass@1 in %, {len(results[0]['outcomes']['base'])} held-out tasks × {RUNS} runs", *seeds, "all")
     for policy, title in POLICIES.items():
-        yield f"| {title} | {' | '.join(f'{100 * pass_at_1_estimate(pooled(side, policy)).value:.1f}' for side in sides)} |"
+        yield row(title, *(f"{100 * pass_at_1_estimate(pooled(side, policy)).value:.1f}" for side in sides))
     yield ""
-    yield f"| paired difference in points (95 % interval over tasks) | {' | '.join((*seeds, 'all'))} | all seeds together |"
-    yield f"|---|{'---|' * (len(sides) + 1)}"
+    yield from head("paired difference in points (95 % interval over tasks)", *seeds, "all", "all seeds together")
     for ours, other in PAIRS:
         found = [paired_difference(pooled(side, ours), pooled(side, other)) for side in sides]
-        yield f"| {POLICIES[ours]} − {POLICIES[other]} | {' | '.join(map(_points, found))} | {evidence(found[-1])} |"
+        yield row(f"{POLICIES[ours]} − {POLICIES[other]}", *map(_points, found), evidence(found[-1]))
+
+
+def details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The tables of docs/study.md, all seeds together: how each policy's runs end, its failures by mode, the course of RL, seconds by stage."""
+
+    def mean(values: Sequence[float | None], scale: float = 1.0, digits: int = 1) -> str:
+        known = [value for value in values if value is not None]
+        return f"{scale * sum(known) / len(known):.{digits}f}" if known else ""
+
+    def failures(policy: str, mode: str) -> int:
+        return sum(item["policies"][policy]["failures"].get(mode, 0) for item in results)
+
+    yield from head("", *POLICIES.values())
+    for title, name, scale in (
+        ("pass@3 in %", "pass3", 100),
+        ("turns of a successful run", "steps", 1),
+        ("unusable answers, % of turns", "format_errors", 100),
+    ):
+        yield row(title, *(mean([item["policies"][policy][name] for item in results], scale) for policy in POLICIES))
+    modes = {mode for item in results for policy in POLICIES for mode in item["policies"][policy]["failures"]}
+    for mode in sorted(modes, key=lambda mode: (-failures("sft", mode), mode)):
+        yield row(f"failed runs: {mode}", *(str(failures(policy, mode)) for policy in POLICIES))
+    yield ""
+    spans = [(start + 1, start + RL_STEPS // 5) for start in range(0, RL_STEPS, RL_STEPS // 5)]
+    yield from head("RL steps", *(f"{first} to {last}" for first, last in spans))
+    steps = [step for item in results for step in item["rl"]]
+    for name in COURSE:
+        yield row(name, *(mean([step[name] for step in steps if name in step and first <= step["step"] <= last], digits=3) for first, last in spans))
+    yield ""
+    yield from head("seconds", *(f"seed {item['seed']}" for item in results))
+    for name in results[0]["seconds"]:
+        yield row(name, *(f"{item['seconds'][name]:.0f}" for item in results))
+    yield row("total", *(f"{sum(item['seconds'].values()):.0f}" for item in results))
+
+
+def row(*cells: str) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def head(*cells: str) -> Iterator[str]:
+    """The first row of a table and the line under it."""
+    yield row(*cells)
+    yield f"|{'---|' * len(cells)}"
 
 
 def _points(found: Estimate) -> str:
@@ -223,11 +287,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--seed", type=int, help="seed of collection, training and evaluation; the tasks are the same for all seeds")
-    what.add_argument("--table", action="store_true", help="print the table of the committed seeds")
+    what.add_argument("--table", action="store_true", help="print the tables of the committed seeds that README.md shows")
+    what.add_argument("--details", action="store_true", help="print the tables of the committed seeds that docs/study.md shows")
     parser.add_argument("--until", metavar="STAGE", help="stop after this stage and write no result")
     options = parser.parse_args(argv)
-    if options.table:
-        print("\n".join(markdown(load_results())) if load_results() else "no results in docs/study")
+    if options.table or options.details:
+        tables = markdown if options.table else details
+        print("\n".join(tables(load_results())) if load_results() else "no results in docs/study")
         return 0
     out = Path("runs") / "study" / f"seed{options.seed}"
     wanted = stages(options.seed, out)
@@ -237,9 +303,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--until {options.until}: expected one of {', '.join(names)}")
         wanted = wanted[: names.index(options.until) + 1]
     os.chdir(ROOT)
-    out.mkdir(parents=True, exist_ok=True)
     with Teacher() as url:
-        seconds = run_stages(wanted, out, url)
+        seconds = run_stages(wanted, url)
     if not options.until:
         RESULTS.mkdir(parents=True, exist_ok=True)
         (RESULTS / f"seed{options.seed}.json").write_text(json.dumps(result(options.seed, out, seconds), ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,8 +1,9 @@
 """The study: its stages fit the scripts, run once, go on where they stopped, and read no held-out task before the evaluations."""
 
-import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,15 +38,21 @@ def test_stages_read_only_what_they_need_and_no_held_out_task() -> None:
     earlier: set[str] = set()
     for stage in study.stages(3, OUT):
         assert set(stage.needs) <= earlier
-        read = {part.removeprefix(f"{OUT}/").split("/")[0] for part in stage.command if part.startswith(f"{OUT}/")}
+        read = {Path(part).relative_to(folder).parts[0] for part in stage.command for folder in (OUT, OUT.parent / "shared") if part.startswith(f"{folder}/")}
         assert read - {stage.name} == set(stage.needs)
         assert ("held-out" in " ".join(stage.command)) == (stage.name in study.POLICIES or stage.name == "tasks")
         earlier.add(stage.name)
     assert set(study.POLICIES) <= earlier
 
 
+def test_seeds_share_the_tasks_and_the_teachers_runs_alone() -> None:
+    """The stages of SHARED are the same for two seeds, no other is."""
+    first, second = (study.stages(seed, OUT.with_name(f"seed{seed}")) for seed in (0, 1))
+    assert {ours.name for ours, other in zip(first, second, strict=True) if ours == other} == set(study.SHARED)
+
+
 def stage(name: str, out: Path, code: str, *needs: str) -> study.Stage:
-    return study.Stage(name, ("-c", f"import pathlib, sys; p = pathlib.Path({str(out / name)!r}); p.mkdir(exist_ok=True); {code}"), needs)
+    return study.Stage(out / name, ("-c", f"import pathlib, sys; p = pathlib.Path({str(out / name)!r}); p.mkdir(exist_ok=True); {code}"), needs)
 
 
 def test_a_stage_runs_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -53,13 +60,13 @@ def test_a_stage_runs_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     count = "f = p / 'count'; f.write_text(str(int(f.read_text()) + 1) if f.exists() else '1')"
     first, second = stage("a", tmp_path, count), stage("b", tmp_path, f"{count}; (p / 'config.json').touch(); sys.exit('--resume' not in sys.argv)", "a")
     with pytest.raises(SystemExit):
-        study.run_stages([first, second], tmp_path, "")
-    seconds = study.run_stages([first, second], tmp_path, "")
+        study.run_stages([first, second], "")
+    seconds = study.run_stages([first, second], "")
     assert set(seconds) == {"a", "b"}
     assert ((tmp_path / "a/count").read_text(), (tmp_path / "b/count").read_text()) == ("1", "2")
     changed = stage("a", tmp_path, f"{count}; 0")
     with pytest.raises(SystemExit):  # starts afresh, without --resume
-        study.run_stages([changed, second], tmp_path, "")
+        study.run_stages([changed, second], "")
     assert ((tmp_path / "a/count").read_text(), (tmp_path / "b/count").read_text()) == ("1", "1")
 
 
@@ -73,8 +80,22 @@ def test_the_table_pools_the_seeds() -> None:
     assert study.pooled(results, "sft") == {"t0": [True, False, True, False], "t1": [True, False, True, False]}
 
 
-def test_readme_shows_the_committed_results() -> None:
-    """Where results are committed, their table stands in README.md as --table prints it."""
+def test_the_details_add_up_the_seeds_and_average_the_steps() -> None:
+    """Failures are summed over the seeds, figures and the steps of a fifth of RL are averaged; what is missing leaves its cell empty."""
+    figures = {"pass3": 0.5, "steps": None, "format_errors": 0.01, "failures": {"evidence": 2}}
+    rl = [{"step": 0, "dev_reward": 0.25}, *({"step": step, "kl": step / 100} for step in (1, 20, 21))]
+    item = {"policies": dict.fromkeys(study.POLICIES, figures), "rl": rl, "seconds": {"tasks": 1.4, "collect": 100.0}}
+    text = "\n".join(study.details([item | {"seed": seed} for seed in (0, 1)]))
+    assert "| failed runs: evidence | 4 | 4 | 4 | 4 | 4 |" in text
+    assert "| turns of a successful run |  |  |  |  |  |" in text
+    assert "| unusable answers, % of turns | 1.0 | 1.0 | 1.0 | 1.0 | 1.0 |" in text
+    assert "| kl | 0.105 | 0.210 |  |  |  |" in text
+    assert text.endswith("| total | 101 | 101 |")
+
+
+@pytest.mark.parametrize(("file", "tables"), [("README.md", study.markdown), ("docs/study.md", study.details)])
+def test_documents_show_the_committed_results(file: str, tables: Callable[[list[dict[str, Any]]], Iterator[str]]) -> None:
+    """Where results are committed, their tables stand in the documents as --table and --details print them."""
     results = study.load_results()
-    assert not results or "\n".join(study.markdown(results)) in (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    assert all({"commit", "date", "seconds", "policies"} <= json.loads(json.dumps(item)).keys() for item in results)
+    assert not results or "\n".join(tables(results)) in (Path(__file__).parent.parent / file).read_text(encoding="utf-8")
+    assert all({"commit", "date", "seconds", "policies"} <= item.keys() for item in results)
