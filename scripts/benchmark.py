@@ -2,7 +2,7 @@
 
 `python scripts/benchmark.py reward` times the reward on one core: single-action scores of parsed answers, the same with parsing, and the soft-F1 of
 four actions against four. `observe` times a browser state, a line for each page (benchmark_observe.py). `sampler`, `update`, `memory`, `sft` and
-`step` compare the training engine with the plain way (benchmark_engine.py).
+`step` compare the training engine with the plain way (benchmark_engine.py); `--pairs` says how many interleaved pairs of runs a line is made of.
 """
 
 import argparse
@@ -80,11 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the named benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(("observe", "reward", *ENGINE)))
-    name = parser.parse_args(argv).name
+    parser.add_argument("--pairs", type=int, default=5, help="of the engine's benchmarks: pairs of runs a line (default: %(default)s)")
+    args = parser.parse_args(argv)
+    name = args.name
+    if args.pairs < 1:
+        parser.error(f"--pairs {args.pairs}: expected at least 1")
     if name in ENGINE:
         import benchmark_engine
 
-        benchmark_engine.run(name)
+        benchmark_engine.run(name, args.pairs)
     elif name == "observe":
         import benchmark_observe
 

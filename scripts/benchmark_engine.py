@@ -1,8 +1,8 @@
 """Measurements of the training engine against the plain way: `generate` and one sequence an answer, through the same weights.
 
-Run by `python scripts/benchmark.py sampler|update|memory|sft|step`. Each line compares the medians of interleaved pairs of runs, five of most, three of memory
-and of whole steps (`spread`: lowest and highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M
-parameters, float32, one thread; on a GPU the shape of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
+Run by `python scripts/benchmark.py sampler|update|memory|sft|step [--pairs N]`. Each line compares the medians of N interleaved pairs of runs (`spread`:
+lowest and highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32, one thread; on a GPU
+the shape of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
 
 The plain way is a strong one: right-padded batches, so that SDPA's causal kernel needs no mask, and the engine's own chunked log-probabilities.
 """
@@ -221,7 +221,7 @@ def check_equal(name: str, ours: Sequence[Tensor], baseline: Sequence[Tensor], l
 # ----------------------------------------------------------------------------------------------------------- benchmarks
 
 
-def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 4, n: int = 8, repeats: int = 5) -> Iterator[Line]:
+def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 4, n: int = 8, *, repeats: int) -> Iterator[Line]:
     """Sampling n answers of every prompt over one stored prompt, against `generate(num_return_sequences=n)`; greedy answers must be equal."""
     policy, _ = build("attn")
     for size in sizes:
@@ -246,7 +246,7 @@ def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts:
         )
 
 
-def update(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, repeats: int = 5) -> Iterator[Line]:
+def update(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, *, repeats: int) -> Iterator[Line]:
     """Forward and backward of one group as a pack, against n sequences; gradients must be equal to 1e-5."""
     policy, parameters = build("attn")
     for size in sizes:
@@ -271,7 +271,7 @@ def peak_rise(side: str, size: int, response: int, n: int) -> float:
     return ((torch.cuda.max_memory_allocated() if GPU else used("VmHWM")) - idle) / 2**20
 
 
-def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, repeats: int = 3) -> Iterator[Line]:
+def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, *, repeats: int) -> Iterator[Line]:
     """Peak memory of one update as a pack, against the n sequences as one batch."""
 
     def measure(side: str, size: int) -> float:
@@ -288,7 +288,7 @@ def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, 
 
 
 def sft(
-    shortest: int = 200, longest: int = 1500, num_samples: int = 16, response: int = 64, token_budget: int = rl.StepConfig().token_budget, repeats: int = 5
+    shortest: int = 200, longest: int = 1500, num_samples: int = 16, response: int = 64, token_budget: int = rl.StepConfig().token_budget, *, repeats: int
 ) -> Iterator[Line]:
     """Forward and backward of ragged samples in packs, against one padded batch, and against padded micro-batches of 4 sorted by length."""
     policy, parameters = build("language")
@@ -333,7 +333,7 @@ def step_state(policy: PolicyModel, number: int, size: int) -> rl.State:
     return state
 
 
-def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, repeats: int = 3) -> Iterator[Line]:
+def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, *, repeats: int) -> Iterator[Line]:
     """One whole RL step of `rl.rl_step`, against the same step with `generate` and a sequence an answer. Random rollouts never parse, so all groups are
     rejected and retained: n rollouts and the target are scored, the reference scores the rollouts, and all of them are in the update."""
     policy, parameters = build("attn")
@@ -362,10 +362,12 @@ def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int 
         yield line("step", size, response, n, n * (size + response) / (size + n * response), {**measured, **sampled})
 
 
-BENCHMARKS: dict[str, Callable[[], Iterator[Line]]] = {"sampler": sampler, "update": update, "memory": memory, "sft": sft, "step": step}
+BENCHMARKS: dict[str, Callable[..., Iterator[Line]]] = {"sampler": sampler, "update": update, "memory": memory, "sft": sft, "step": step}
 
 
-def run(name: str) -> None:
-    """Prints one JSON line a measurement."""
-    for result in BENCHMARKS[name]():
-        print(json.dumps(result), flush=True)
+def run(name: str, pairs: int) -> None:
+    """Prints one JSON line a measurement; `wall_s` is the time since the line before it, checks and both sides included."""
+    start = time.perf_counter()
+    for result in BENCHMARKS[name](repeats=pairs):
+        print(json.dumps({**result, "wall_s": round(time.perf_counter() - start, 1)}), flush=True)
+        start = time.perf_counter()

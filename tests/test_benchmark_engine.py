@@ -1,5 +1,6 @@
 """The engine's benchmarks run, compare equal things, and print the fields that docs/engine.md reads."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -42,3 +43,17 @@ def test_sides_that_differ_are_an_error():
     one = benchmark_engine.gradients(parameters, policy.response_logprobs(pack))
     with pytest.raises(ValueError, match="differ by"):
         benchmark_engine.check_equal("x", one, [2 * gradient for gradient in one], 1e-3)
+
+
+def test_pairs_reach_the_benchmark(monkeypatch, capsys):
+    """`--pairs` is the number of runs a side, five where not given; below one it is a usage error."""
+    monkeypatch.setitem(benchmark_engine.BENCHMARKS, "step", lambda repeats: iter([{"repeats": repeats}]))
+    for flags, expected in (([], 5), (["--pairs", "2"], 2)):
+        assert benchmark.main(["step", *flags]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["repeats"] == expected
+        assert printed["wall_s"] >= 0
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(["step", "--pairs", "0"])
+    assert stop.value.code == 2
+    assert "--pairs 0: expected at least 1" in capsys.readouterr().err

@@ -73,8 +73,7 @@ class PackLayout:
         if not groups or any(prompt < 1 or min(answers, default=1) < 1 for prompt, answers in groups):
             raise ValueError(f"a pack needs a group, and prompts and answers of at least one token; found {list(groups)}")
         self.groups = [(prompt, tuple(answers)) for prompt, answers in groups]
-        self.lengths = [prompt + sum(answers) for prompt, answers in self.groups]
-        self.num_tokens = sum(self.lengths)
+        self.num_tokens = sum(prompt + sum(answers) for prompt, answers in self.groups)
         self.device, self.keep = torch.device(device), keep
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -83,36 +82,31 @@ class PackLayout:
             self.keep.append((key[0], value[0]))
         if query.is_cuda and flash_attn_varlen_func is not None and query.dtype in (torch.bfloat16, torch.float16):
             return self._flash(query, key, value, scale)
-        rows = zip(*(x.split(self.lengths, dim=2) for x in (query, key, value)), self._spans, strict=True)
-        return torch.cat([part for q, k, v, spans in rows for part in self._group(q, k, v, spans, scale)], dim=2).transpose(1, 2)
-
-    @staticmethod
-    def _group(query: Tensor, key: Tensor, value: Tensor, spans: list[tuple[int, int, int, Tensor | None]], scale: float) -> list[Tensor]:
-        """The parts of one group's output, [1, H, t, d] each, in order of the row."""
+        pieces = list(zip(*(x.split([length for length, _, _ in self._calls], dim=2) for x in (query, key, value)), strict=True))
         parts = []
-        for prefix, start, stop, mask in spans:
-            keys, values = (x[:, :, :stop] if prefix == start else torch.cat([x[:, :, :prefix], x[:, :, start:stop]], 2) for x in (key, value))
-            parts.append(_sdpa(query[:, :, start:stop], keys, values, mask, scale))
-        return parts
+        for (q, k, v), (_, prompt, mask) in zip(pieces, self._calls, strict=True):
+            if prompt is not None:
+                k, v = (torch.cat(pair, 2) for pair in zip(pieces[prompt][1:], (k, v), strict=True))
+            parts.append(_sdpa(q, k, v, mask, scale).transpose(1, 2))
+        return torch.cat(parts, 1)
 
     @cached_property
-    def _spans(self) -> list[list[tuple[int, int, int, Tensor | None]]]:
-        """SDPA calls of each group: (prefix length, first query, end, mask or None where it is plainly causal), counted from the group's start."""
-        return [self._calls(prompt, answers) for prompt, answers in self.groups]
-
-    def _calls(self, prompt: int, answers: tuple[int, ...]) -> list[tuple[int, int, int, Tensor | None]]:
-        if len(answers) < 2:  # one answer continues the prompt: a single causal sequence
-            return [(0, 0, prompt + sum(answers), None)]
-        calls: list[tuple[int, int, int, Tensor | None]] = [(0, 0, prompt, None)]
-        start, waiting = prompt, list(answers)
-        while waiting:
-            merged = [waiting.pop(0)]
-            while waiting and sum(merged) + waiting[0] <= MERGE_TOKENS:
-                merged.append(waiting.pop(0))
-            own = torch.block_diag(*(torch.ones(r, r, dtype=torch.bool).tril() for r in merged))
-            mask = torch.cat([torch.ones(sum(merged), prompt, dtype=torch.bool), own], 1).to(self.device)
-            calls.append((prompt, start, start + sum(merged), mask))
-            start += sum(merged)
+    def _calls(self) -> list[tuple[int, int | None, Tensor | None]]:
+        """SDPA calls in order of the row: (queries, call of the prompt that they also see, mask or None where it is plainly causal)."""
+        calls: list[tuple[int, int | None, Tensor | None]] = []
+        for prompt, answers in self.groups:
+            if len(answers) < 2:  # one answer continues the prompt: a single causal sequence
+                calls.append((prompt + sum(answers), None, None))
+                continue
+            context, waiting = len(calls), list(answers)
+            calls.append((prompt, None, None))
+            while waiting:
+                merged = [waiting.pop(0)]
+                while waiting and sum(merged) + waiting[0] <= MERGE_TOKENS:
+                    merged.append(waiting.pop(0))
+                own = torch.block_diag(*(torch.ones(r, r, dtype=torch.bool).tril() for r in merged))
+                mask = torch.cat([torch.ones(sum(merged), prompt, dtype=torch.bool), own], 1).to(self.device)
+                calls.append((sum(merged), context, mask))
         return calls
 
     @cached_property

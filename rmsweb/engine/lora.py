@@ -73,7 +73,8 @@ class LoRALinear(nn.Linear):
         drops = self.training and self.dropout_p > 0
         rows = x.numel() // self.in_features
         if not drops and x.dtype == self.weight.dtype == torch.float32 and rows > max(self.in_features, self.out_features):
-            return linear(x, self.weight + self.delta(), self.bias)  # for many rows a sum of two matrices is cheaper than two more products
+            # for many rows a sum of two matrices is cheaper than two more products
+            return linear(x, torch.addmm(self.weight, self.lora_B, self.lora_A, alpha=self.scale), self.bias)
         inner = dropout(x.float(), self.dropout_p, drops)
         out = linear(x, self.weight, self.bias)
         return out + linear(linear(inner, self.lora_A), self.scale * self.lora_B).to(out.dtype)

@@ -24,6 +24,7 @@ import numpy as np
 import PIL.Image
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.utils import logging as transformers_logging
@@ -61,7 +62,7 @@ def token_logprobs(hidden: Tensor, head: nn.Linear, targets: Tensor, temperature
     def chunk(part: Tensor, wanted: Tensor) -> Tensor:
         logits = head(part).float()
         logits = logits / temperature if temperature != 1.0 else logits
-        return logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1)
+        return -cross_entropy(logits, wanted, reduction="none")
 
     rows = max(1, LOGIT_CHUNK // head.out_features)
     if len(hidden) <= rows:
