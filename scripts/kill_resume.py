@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 BASE = "rmsweb/playground/base"
-KEYS = ("state_id", "sample_id", "trajectory_id")  # the first one that a record has names it
+KEYS = ("state_id", "sample_id", "trajectory_id", "trajectory")  # the first one that a record has names it
 VARIES = ("_s", "_gb", "seconds", "started", "browser_restarts")  # ends of names whose values two equal runs may differ in
 COLLECT = (
     "--policy-model scripted-teacher --reflection-model scripted-reflection --extraction-model scripted-extractor --prompt-config scripts/demo_prompt.json"
@@ -82,7 +82,7 @@ def plain(value: Any) -> Any:
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
-    """File -> key -> record, for every JSON Lines file; a line of metrics is known by its place. SystemExit where a key stands twice."""
+    """File -> key -> record, for every JSON Lines file; a trainer's line of metrics is known by its place. SystemExit where a key stands twice."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.glob("*.jsonl")):
         own = found.setdefault(file.name, {})
@@ -96,8 +96,12 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def compare(killed: Path, whole: Path) -> None:
-    """SystemExit naming the first record or weight file that is missing, too many, or different."""
+    """SystemExit naming the first record, report or weight file that is missing, too many, or different."""
     ours, theirs = records(killed), records(whole)
+    for name in ("report.json", "summary.json"):
+        for found, folder in ((ours, killed), (theirs, whole)):
+            if (folder / name).exists():
+                found[name] = plain(json.loads((folder / name).read_text(encoding="utf-8")))
     for name in sorted(ours.keys() | theirs.keys()):
         for key in sorted(ours.get(name, {}).keys() | theirs.get(name, {}).keys()):
             a, b = ours.get(name, {}).get(key), theirs.get(name, {}).get(key)
