@@ -95,6 +95,18 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def difference(a: Any, b: Any, where: str = "") -> str:
+    """Where two JSON values begin to differ, and what stands there."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        name = next(name for name in a if a[name] != b[name])
+        return difference(a[name], b[name], f"{where}.{name}")
+    if isinstance(a, list) and isinstance(b, list):
+        number = next((number for number, (one, two) in enumerate(zip(a, b, strict=False)) if one != two), None)
+        if number is not None:
+            return difference(a[number], b[number], f"{where}[{number}]")
+    return f"{where or 'record'}: found {a!r}, expected {b!r}"[:2000]
+
+
 def compare(killed: Path, whole: Path) -> None:
     """SystemExit naming the first record, report or weight file that is missing, too many, or different."""
     ours, theirs = records(killed), records(whole)
@@ -106,7 +118,7 @@ def compare(killed: Path, whole: Path) -> None:
         for key in sorted(ours.get(name, {}).keys() | theirs.get(name, {}).keys()):
             a, b = ours.get(name, {}).get(key), theirs.get(name, {}).get(key)
             if a != b:
-                raise SystemExit(f"kill_resume: {killed / name}: {key} differs from the run that was never killed\n{a}\n{b}"[:3000])
+                raise SystemExit(f"kill_resume: {killed / name}: {key} differs from the run that was never killed\n{difference(a, b)}")
     for file in sorted(whole.rglob("*.safetensors")):
         if file.read_bytes() != (killed / file.relative_to(whole)).read_bytes():
             raise SystemExit(f"kill_resume: {killed / file.relative_to(whole)} differs from the run that was never killed")
