@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,10 +104,10 @@ class Roles:
 
 
 class Progress:
-    """The bar over tasks, with the attempts, successes and steps so far; and one line of metrics.jsonl an attempt."""
+    """The bar over tasks, with the attempts, successes and steps so far."""
 
-    def __init__(self, folder: RunFolder, total: int, finished: int) -> None:
-        self.folder, self.started = folder, time.monotonic()
+    def __init__(self, total: int, finished: int) -> None:
+        self.started = time.monotonic()
         self.bar = progress(total=total, initial=finished, label="tasks")
         self.counts = Counter[str]()
 
@@ -117,11 +117,7 @@ class Progress:
         self.bar.update(0)
 
     def attempt(self, trajectory: Trajectory, judgement: Judgement | None) -> None:
-        success, usage = is_success(trajectory, judgement), trajectory.usage
-        self.counts.update(attempts=1, successes=success)
-        values = {"trajectory": trajectory.trajectory_id, "round": trajectory.source.round, "success": success, "ended": trajectory.ended}
-        values |= {"steps": len(trajectory.steps), "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-        self.folder.metrics(values | {"seconds": round(time.monotonic() - self.started, 1)})
+        self.counts.update(attempts=1, successes=is_success(trajectory, judgement))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +160,7 @@ class Run:
         seed = derive_seed(self.config.seed, task.task_id, self.config.arm, 0, 0)
 
         def keep(trajectory: Trajectory, judgement: Judgement | None) -> None:
-            commit(self.folder, trajectory, judgement)
+            commit(self.folder, trajectory, judgement, time.monotonic() - self.progress.started)
             self.progress.attempt(trajectory, judgement)
 
         async def run(worker: Worker) -> None:
@@ -239,7 +235,7 @@ async def collect(config: Config, folder: RunFolder, prompt_config: PromptConfig
         environment: Environment = PlaygroundEnvironment() if config.environment == "playground" else LiveWeb()
         await environment.start()
         stack.push_async_callback(environment.stop)
-        bar = Progress(folder, len(mine), len(mine) - len(missing))
+        bar = Progress(len(mine), len(mine) - len(missing))
         stack.callback(bar.bar.close)
         run = Run(
             config=config,
@@ -273,9 +269,9 @@ async def collect(config: Config, folder: RunFolder, prompt_config: PromptConfig
     return 1 if outcome.failed else 0
 
 
-def main() -> int:
-    """The script."""
-    config = parse_config(Config, prog="collect.py")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    config = parse_config(Config, argv, prog="collect.py")
     prompt_config = load_prompt_config(config.prompt_config) if config.prompt_config else PromptConfig()
     count_tokens = token_counter(config.tokenizer) if config.tokenizer else approximate_tokens
     tasks = load_tasks(config.tasks, split=config.split, limit=config.limit)

@@ -174,9 +174,7 @@ class Run:
             )
             trajectory = await episode.run(start_url)
             judgement = await judge_run(trajectory, lambda: self.environment.check(worker.session, trajectory), self.judge)
-            commit(self.folder, trajectory, judgement)
-            values = {"trajectory": name, "success": is_success(trajectory, judgement), "ended": trajectory.ended, "steps": len(trajectory.steps)}
-            self.folder.metrics(values | {"seconds": round(time.monotonic() - started, 1)})
+            commit(self.folder, trajectory, judgement, time.monotonic() - started)
 
         return Job(name, run)
 
@@ -365,9 +363,9 @@ async def evaluate(config: Config, folder: RunFolder, tasks: list[Task]) -> int:
     return 1 if outcome.failed else 0
 
 
-def main() -> int:
-    """The script."""
-    config = parse_config(Config, prog="evaluate.py")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    config = parse_config(Config, argv, prog="evaluate.py")
     if config.prices:
         load_prices(config.prices)
     tasks = load_tasks(config.tasks, split=config.split, limit=config.limit)

@@ -3,12 +3,13 @@
 Purpose: App. A runs 16 episodes at a time in real browsers. A job is an async function that gets a `Worker` (its session) and writes
 what it has to write; the runner starts browsers, replaces dead ones, and keeps going when a single job cannot be finished.
 
-ours: a run folder's commit is the trajectory line. Its judgement is written just before; a judgement whose trajectory never came (the
-process was killed between the two) is dropped on resume, so nothing is written twice and nothing finished is lost.
+ours: a run folder's commit is the trajectory line. Its judgement and its line of metrics are written just before; those whose trajectory
+never came (the process was killed in between) are dropped on resume, so nothing is written twice and nothing finished is lost.
 """
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions
 from rmsweb.browser.session import Session
-from rmsweb.records import Judgement, Trajectory, append_record, cut_torn_line, from_json, write_records
+from rmsweb.records import Judgement, Trajectory, append_record, cut_torn_line, from_json, is_success
 from rmsweb.runlog import RunFolder, rank, world_size
 
 T = TypeVar("T")
@@ -173,25 +174,33 @@ def shard(items: Sequence[T]) -> list[T]:
 
 
 def _number(path: Path) -> int:
-    return int(path.name.split(".rank")[1].split(".")[0])
+    return int(path.name.split(".rank")[1].split(".")[0]) if ".rank" in path.name else 0
 
 
 def repair(folder: RunFolder) -> None:
-    """Cuts torn last lines off this rank's files and drops judgements without a trajectory; call before a resumed run.
+    """Cuts torn last lines off this rank's files and drops judgements and metrics without a trajectory; call before a resumed run.
 
     The files of ranks that no longer exist (WORLD_SIZE shrank) are shared out among those that do.
     """
-    files = folder.all_records("trajectories") + folder.all_records("judgements")
-    mine = [path for path in files if _number(path) % world_size() == rank()]
+    beside = [*folder.all_records("judgements"), *folder.path.glob("metrics*.jsonl")]
+    mine = [path for path in (*folder.all_records("trajectories"), *beside) if _number(path) % world_size() == rank()]
     for path in mine:
         cut_torn_line(path)
     known = finished(folder)
     for path in mine:
-        if path.name.startswith("judgements"):
-            found = [from_json(Judgement, json.loads(line), str(path)) for _, line in _finished_lines(path)]
-            kept = [item for item in found if item.trajectory_id in known]
-            if len(kept) < len(found):
-                write_records(path, Judgement, kept)
+        lines = path.read_bytes().splitlines(keepends=True) if path in beside else []
+        kept = [line for line in lines if _attempt_of(line) is None or _attempt_of(line) in known]
+        if len(kept) < len(lines):
+            temporary = path.with_name(path.name + ".tmp")
+            temporary.write_bytes(b"".join(kept))
+            os.replace(temporary, path)
+
+
+def _attempt_of(line: bytes) -> str | None:
+    """The attempt that a judgement or a line of metrics is about; None for a header."""
+    fields = json.loads(line)
+    found: str | None = fields.get("trajectory_id", fields.get("trajectory"))
+    return found
 
 
 def _finished_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -229,8 +238,11 @@ def judgements(folder: RunFolder) -> dict[str, Judgement]:
     return {item.trajectory_id: item for item in found}
 
 
-def commit(folder: RunFolder, trajectory: Trajectory, judgement: Judgement | None) -> None:
-    """Writes an attempt: its judgement, then the trajectory, which makes it count."""
+def commit(folder: RunFolder, trajectory: Trajectory, judgement: Judgement | None, seconds: float) -> None:
+    """Writes an attempt, `seconds` after the start: its judgement, its line of metrics, then the trajectory, which makes it count."""
     if judgement is not None:
         append_record(folder.records("judgements"), judgement)
+    values = {"trajectory": trajectory.trajectory_id, "round": trajectory.source.round, "success": is_success(trajectory, judgement)}
+    values |= {"ended": trajectory.ended, "steps": len(trajectory.steps), "prompt_tokens": trajectory.usage.prompt_tokens}
+    folder.metrics(values | {"completion_tokens": trajectory.usage.completion_tokens, "seconds": round(seconds, 1)})
     append_record(folder.records("trajectories"), trajectory)

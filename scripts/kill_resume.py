@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 BASE = "rmsweb/playground/base"
-KEYS = ("state_id", "sample_id", "trajectory_id")  # the first one that a record has names it
+KEYS = ("state_id", "sample_id", "trajectory_id", "trajectory")  # the first one that a record has names it
 VARIES = ("_s", "_gb", "seconds", "started", "browser_restarts")  # ends of names whose values two equal runs may differ in
 COLLECT = (
     "--policy-model scripted-teacher --reflection-model scripted-reflection --extraction-model scripted-extractor --prompt-config scripts/demo_prompt.json"
@@ -82,7 +82,7 @@ def plain(value: Any) -> Any:
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
-    """File -> key -> record, for every JSON Lines file; a line of metrics is known by its place. SystemExit where a key stands twice."""
+    """File -> key -> record, for every JSON Lines file; a trainer's line of metrics is known by its place. SystemExit where a key stands twice."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.glob("*.jsonl")):
         own = found.setdefault(file.name, {})
@@ -95,14 +95,30 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def difference(a: Any, b: Any, where: str = "") -> str:
+    """Where two JSON values begin to differ, and what stands there."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        name = next(name for name in a if a[name] != b[name])
+        return difference(a[name], b[name], f"{where}.{name}")
+    if isinstance(a, list) and isinstance(b, list):
+        number = next((number for number, (one, two) in enumerate(zip(a, b, strict=False)) if one != two), None)
+        if number is not None:
+            return difference(a[number], b[number], f"{where}[{number}]")
+    return f"{where or 'record'}: found {a!r}, expected {b!r}"[:2000]
+
+
 def compare(killed: Path, whole: Path) -> None:
-    """SystemExit naming the first record or weight file that is missing, too many, or different."""
+    """SystemExit naming the first record, report or weight file that is missing, too many, or different."""
     ours, theirs = records(killed), records(whole)
+    for name in ("report.json", "summary.json"):
+        for found, folder in ((ours, killed), (theirs, whole)):
+            if (folder / name).exists():
+                found[name] = plain(json.loads((folder / name).read_text(encoding="utf-8")))
     for name in sorted(ours.keys() | theirs.keys()):
         for key in sorted(ours.get(name, {}).keys() | theirs.get(name, {}).keys()):
             a, b = ours.get(name, {}).get(key), theirs.get(name, {}).get(key)
             if a != b:
-                raise SystemExit(f"kill_resume: {killed / name}: {key} differs from the run that was never killed\n{a}\n{b}"[:3000])
+                raise SystemExit(f"kill_resume: {killed / name}: {key} differs from the run that was never killed\n{difference(a, b)}")
     for file in sorted(whole.rglob("*.safetensors")):
         if file.read_bytes() != (killed / file.relative_to(whole)).read_bytes():
             raise SystemExit(f"kill_resume: {killed / file.relative_to(whole)} differs from the run that was never killed")

@@ -1,7 +1,11 @@
 """Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `ci` (derandomized), `deep` (2,000 examples a law), `quick` (40). One torch thread."""
 
 import os
+import re
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,3 +24,19 @@ def _one_torch_thread() -> None:
     """Sums in torch depend on the number of threads; a module that does not import torch does not pay for it."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def teacher_url() -> Iterator[str]:
+    """URL of the scripted roles, served by a process of its own."""
+    command = [sys.executable, "-u", "-m", "rmsweb.playground", "teacher", "--port", "0"]
+    process = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found = re.match(r"(http\S+) serves", process.stdout.readline())
+        assert found is not None, "the scripted teacher did not start"
+        yield found[1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rmsweb import runlog
+from rmsweb import runlog, runner
+from rmsweb.records import dumps
 
 TIMES = ("_s", "_gb", "seconds")  # what two equal runs may differ in
+WRITES = ((os, "replace"), (os, "fsync"), (os, "unlink"), (runlog.RunFolder, "metrics"), (runner, "append_record"))
 
 
 class Fatal:
-    """Counts replacements, syncs, deletions and metrics lines; the process dies at number `at`, in the middle of a line or just before the rest."""
+    """Counts replacements, syncs, deletions, metrics lines and records; the process dies at number `at`, in the middle of a line or just before the rest."""
 
     def __init__(self, at: int) -> None:
         self.at, self.count = at, 0
@@ -24,9 +26,10 @@ class Fatal:
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
             if self.count == self.at:
-                if owner is runlog.RunFolder:
-                    with open(args[0].metrics_path, "a", encoding="utf-8") as file:
-                        file.write('{"step": 1, "torn')
+                if owner in (runlog.RunFolder, runner):
+                    path, torn = (args[0].metrics_path, '{"step": 1, "torn') if owner is runlog.RunFolder else (args[0], dumps(args[1])[:-9])
+                    with open(path, "a", encoding="utf-8") as file:
+                        file.write(torn)
                 os.kill(os.getpid(), signal.SIGKILL)
             return plain(*args, **kwargs)
 
@@ -42,7 +45,7 @@ def forked(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, die_at:
             with open(os.devnull, "w") as quiet:
                 os.dup2(quiet.fileno(), 2)
             fatal = Fatal(die_at)
-            for owner, name in ((os, "replace"), (os, "fsync"), (os, "unlink"), (runlog.RunFolder, "metrics")):
+            for owner, name in WRITES:
                 fatal.wrap(owner, name)
             code = main(argv)
         finally:

@@ -4,11 +4,18 @@ For tuning the learning stages in minutes, and for the check that the browser gi
 """
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit
 
+import PIL.Image
+import pytest
+
+import collect
+import evaluate
 from rmsweb.browser.actions import with_defaults
 from rmsweb.browser.state import fingerprint
 from rmsweb.playground.environment import SEARCH_URL
@@ -16,6 +23,7 @@ from rmsweb.playground.sites import SiteSession
 from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page, Suggest, choose_url
 from rmsweb.playground.tasks import world_of
 from rmsweb.records import Action, ActionResult, Element, Image, Judgement, Observation, Tab, Task, Trajectory
+from rmsweb.runner import Launch, OpenSession
 
 
 @dataclass
@@ -203,6 +211,12 @@ class ReplayEnvironment:
 
     host_map = None
 
+    async def start(self) -> None:
+        """There is no server."""
+
+    async def stop(self) -> None:
+        """There is no server."""
+
     async def reset(self, session: ReplaySession, task: Task) -> str:
         await session.reset()
         session.site = SiteSession(world_of(task), float(task.environment.get("trouble", 0)))
@@ -216,3 +230,35 @@ class ReplayEnvironment:
 
     def now(self) -> datetime.date:
         return datetime.date(2026, 1, 15)
+
+
+class NoBrowser:
+    """What stands for a browser process where sessions need none."""
+
+    alive = True
+
+
+def replay_pool(folder: Path, *, viewport: tuple[int, int], **options: Any) -> tuple[Launch, OpenSession]:
+    """What `runner.browser_pool` gives, over replay sessions: every page has the same small picture, which lies in the run folder."""
+
+    @asynccontextmanager
+    async def launch() -> AsyncIterator[NoBrowser]:
+        yield NoBrowser()
+
+    async def open_session(browser: NoBrowser, name: str) -> ReplaySession:
+        picture, drawn = Image(path="screenshots/page.png", sha256="page", width=viewport[0], height=viewport[1]), folder / "page.tmp"
+        if not (folder / picture.path).exists():
+            (folder / "screenshots").mkdir(exist_ok=True)
+            PIL.Image.new("RGB", viewport, "white").save(drawn, format="PNG")
+            drawn.replace(folder / picture.path)
+        return ReplaySession(picture, viewport)
+
+    return launch, open_session
+
+
+def without_browser(patch: pytest.MonkeyPatch) -> None:
+    """Lets collect.py and evaluate.py work on the replay; everything else of them is as it is."""
+    for script in (collect, evaluate):
+        patch.setattr(script, "PlaygroundEnvironment", ReplayEnvironment)
+        patch.setattr(script, "browser_pool", replay_pool)
+        patch.setattr(script, "find_chromium", lambda: None)

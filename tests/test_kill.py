@@ -1,18 +1,37 @@
-"""A trainer that is killed at any write and resumed ends as one that was never killed: state, checkpoints and metrics, bit for bit."""
+"""A script that is killed at any write and resumed ends as one that was never killed: the same records, none twice; of a trainer the same bits.
 
+Collection and evaluation run on the replay of the playground; test_resume kills them in a real browser.
+"""
+
+import itertools
 import random
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from killing import forked, rows, summary
+from replay import without_browser
 from rl_world import INDICES, mined, ordinary, wavering_policy, write_states
 from safetensors.torch import load_file
 from sft_world import write_run
 from tiny_model import tiny_checkpoint
 
+import collect
+import evaluate
+import mine
 import train_rl
 import train_sft
+from rmsweb.playground.__main__ import main as playground
+from rmsweb.playground.base_model import BASE_FOLDER
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import kill_resume
+
+COLLECT = ["--policy-model", "scripted-teacher", "--reflection-model", "scripted-reflection", "--extraction-model", "scripted-extractor"]
+COLLECT += ["--prompt-config", "scripts/demo_prompt.json", "--tokenizer", str(BASE_FOLDER), "--max-steps", "8", "--concurrency", "2", "--rounds", "3"]
+EVALUATE = ["--policy", str(BASE_FOLDER), "--split", "train", "--runs", "2", "--max-steps", "4", "--stop-on-stall", "--concurrency", "2"]
 SFT = ["--epochs", "2", "--lr", "1e-2", "--lora-rank", "4", "--cutoff", "400", "--save-every", "2", "--threads", "1", "--device", "cpu"]
 RL = ["--train-batch", "4", "--mini-batch", "2", "--num-rollouts", "4", "--max-generation-batches", "2", "--response-budget", "40", "--lora-rank", "8"]
 RL += ["--lora-alpha", "16", "--lr", "1e-3", "--max-steps", "4", "--save-every", "1", "--seed", "0", "--threads", "1", "--device", "cpu"]
@@ -92,3 +111,65 @@ def test_another_run_cannot_be_resumed(worlds, tmp_path):
     samples.write_text("\n".join(samples.read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(ValueError, match="started with other data"):
         main([*flags, "--resume"])
+
+
+@pytest.fixture(scope="module")
+def data_worlds(tmp_path_factory, teacher_url):
+    """For each of the other scripts the same: its main, its flags but --out, and the folder of a run that was never killed."""
+    root = tmp_path_factory.mktemp("kill-data")
+    assert playground(["tasks", "--out", str(root / "tasks"), "--train", "4", "--dev", "0", "--held-out", "0"]) == 0
+    tasks = ["--tasks", str(root / "tasks/train.jsonl")]
+    judge = ["--judge-url", teacher_url, "--judge-model", "scripted-failure-judge", "--tokenizer", str(BASE_FOLDER)]
+    made = {
+        "collect": (collect.main, [*tasks, "--policy-url", teacher_url, *COLLECT]),
+        "mine": (mine.main, ["--pool", str(root / "collect"), *judge]),
+        "evaluate": (evaluate.main, [*tasks, *EVALUATE]),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        without_browser(patch)
+        for name, (main, flags) in made.items():
+            assert main([*flags, "--out", str(root / name)]) == 0
+        yield {name: (*value, root / name) for name, value in made.items()}
+
+
+def finish_and_compare(world, out):
+    """Runs to the end: every record of the unkilled run is there, once, and the same report."""
+    main, flags, whole = world
+    assert main([*flags, "--out", str(out), "--resume"]) == 0
+    kill_resume.compare(out, whole)
+
+
+@pytest.mark.parametrize(("script", "writes"), [("collect", 30), ("mine", 6), ("evaluate", 24)])
+def test_killed_twice_has_every_record_once(data_worlds, tmp_path, script, writes):
+    """At two moments drawn by seed."""
+    draw, (main, flags, _) = random.Random(script), data_worlds[script]
+    for resume, latest in (([], writes), (["--resume"], writes // 2)):
+        assert forked(main, [*flags, "--out", str(tmp_path / "out"), *resume], die_at=draw.randint(1, latest)) == -9
+    finish_and_compare(data_worlds[script], tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "stride"), [("collect", 3), ("mine", 1), ("evaluate", 5)])
+def test_killed_at_many_writes_has_every_record_once(data_worlds, tmp_path, script, stride):
+    """From the first write of a run until one ends before it is killed."""
+    main, flags, _ = data_worlds[script]
+    for moment in itertools.count(1, stride):
+        code = forked(main, [*flags, "--out", str(tmp_path / str(moment))], die_at=moment)
+        if code == 0:
+            break
+        assert code == -9
+        finish_and_compare(data_worlds[script], tmp_path / str(moment))
+    assert moment > 8 * stride
+
+
+def test_the_comparison_sees_a_record_too_few_and_one_too_many(data_worlds, tmp_path):
+    """Without a line, or with a line twice, a folder is not that of the unkilled run."""
+    whole = data_worlds["collect"][2]
+    for name in ("trajectories.rank0.jsonl", "judgements.rank0.jsonl", "samples.jsonl", "metrics.jsonl"):
+        lines = (whole / name).read_text().splitlines(keepends=True)
+        for words, changed in (("differs from", lines[:-1]), ("stands there twice", [*lines, lines[-1]])):
+            folder = tmp_path / f"{name}{len(changed)}"
+            shutil.copytree(whole, folder)
+            (folder / name).write_text("".join(changed))
+            with pytest.raises(SystemExit, match=words):
+                kill_resume.compare(folder, whole)

@@ -6,11 +6,9 @@ The whole thing is real: the scripts, Chromium, the playground's sites, and the 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,25 +23,6 @@ def start(*command: object, **settings: object) -> "subprocess.Popen[bytes]":
     """A process of this Python, in a group of its own, so that killing it takes its browsers along."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": ROOT, "start_new_session": True}
     return subprocess.Popen([sys.executable, *map(str, command)], **(quiet | settings))  # type: ignore[call-overload, no-any-return]
-
-
-@pytest.fixture(scope="module")
-def teacher() -> Iterator[str]:
-    """URL of the scripted roles."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = start("-m", "rmsweb.playground", "teacher", "--port", port)
-    try:
-        for _ in range(200):
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +69,10 @@ def attempts(out: Path) -> list[Trajectory]:
     return found
 
 
-def test_collection_survives_a_kill(tmp_path: Path, teacher: str, tasks: Path) -> None:
+def test_collection_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Path) -> None:
     """After the kill nothing finished is lost, nothing is written twice, every task reaches a stop rule, and samples follow from what is there."""
     out = tmp_path / "run"
-    flags = ["--tasks", tasks, "--out", out, "--policy-url", teacher, "--policy-model", "scripted-teacher", "--reflection-model", "scripted-reflection"]
+    flags = ["--tasks", tasks, "--out", out, "--policy-url", teacher_url, "--policy-model", "scripted-teacher", "--reflection-model", "scripted-reflection"]
     flags += ["--extraction-model", "scripted-extractor", "--prompt-config", "scripts/demo_prompt.json", "--max-steps", "12", "--concurrency", "2"]
     before = killed_in_the_middle(out, "collect.py", *flags)
     finish("collect.py", *flags, "--resume")
@@ -109,10 +88,10 @@ def test_collection_survives_a_kill(tmp_path: Path, teacher: str, tasks: Path) -
     assert json.loads((out / "report.json").read_text())["attempts"] == len(found)
 
 
-def test_evaluation_survives_a_kill(tmp_path: Path, teacher: str, tasks: Path) -> None:
+def test_evaluation_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Path) -> None:
     """After the kill every task has each of its runs exactly once, and the summary has the right denominator."""
     out = tmp_path / "run"
-    flags = ["--tasks", tasks, "--split", "train", "--out", out, "--policy-url", teacher, "--policy-model", "scripted-teacher", "--runs", "2"]
+    flags = ["--tasks", tasks, "--split", "train", "--out", out, "--policy-url", teacher_url, "--policy-model", "scripted-teacher", "--runs", "2"]
     flags += ["--prompt-config", "scripts/demo_prompt.json", "--max-steps", "12", "--concurrency", "2"]
     before = killed_in_the_middle(out, "evaluate.py", *flags)
     finish("evaluate.py", *flags, "--resume")

@@ -1,6 +1,7 @@
 """Laws of the pool and of resume: every job once, no more at a time than asked for, dead browsers replaced, nothing lost or doubled."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -181,7 +182,7 @@ def folder(tmp_path: Path) -> RunFolder:
 @pytest.mark.parametrize("kind", ["trajectories", "judgements"])
 def test_killed_at_any_byte(folder: RunFolder, kind: str) -> None:
     """Whatever byte the last write stopped at, what was committed before is found, and going on gives each record once."""
-    commit(folder, trajectory(number=1), verdict(1))
+    commit(folder, trajectory(number=1), verdict(1), 0.0)
     path = folder.records(kind)
     before = path.read_bytes()
     append_record(path, trajectory(number=2) if kind == "trajectories" else verdict(2))
@@ -190,7 +191,7 @@ def test_killed_at_any_byte(folder: RunFolder, kind: str) -> None:
         path.write_bytes(before + added[:size])
         assert list(finished(folder)) == [trajectory(number=1).trajectory_id]
         repair(folder)
-        commit(folder, trajectory(number=2), verdict(2))
+        commit(folder, trajectory(number=2), verdict(2), 0.0)
         assert [item.source.round for item in read_records(folder.records("trajectories"), Trajectory)] == [1, 2]
         assert len(list(read_records(folder.records("judgements"), Judgement))) == 2
         for name, kept in (("trajectories", 1), ("judgements", 1)):
@@ -203,16 +204,25 @@ def test_killed_in_the_first_write(folder: RunFolder) -> None:
     folder.records("trajectories").write_bytes(b'{"schema')
     assert list(trajectories(folder)) == []
     repair(folder)
-    commit(folder, trajectory(), None)
+    commit(folder, trajectory(), None, 0.0)
     assert list(trajectories(folder)) == [trajectory()]
 
 
-def test_killed_between_judgement_and_trajectory(folder: RunFolder) -> None:
-    """A judgement whose trajectory never came is dropped on resume; the others stay."""
-    commit(folder, trajectory(number=1), verdict(1))
-    append_record(folder.records("judgements"), verdict(2))
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_killed_just_before_the_trajectory(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    """A judgement and a line of metrics whose trajectory never came are dropped on resume, also those of a rank that is no more; the others stay."""
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        patch.setenv("RANK", rank)
+        writer = RunFolder(folder.path)
+        commit(writer, trajectory(number=1), verdict(1), 0.0)
+        whole = writer.records("trajectories").read_bytes()
+        commit(writer, trajectory(number=2), verdict(2), 0.0)
+        writer.records("trajectories").write_bytes(whole)
     repair(folder)
-    assert list(judgements(folder)) == [trajectory(number=1).trajectory_id]
+    known = [trajectory(number=1).trajectory_id]
+    assert list(judgements(folder)) == known
+    assert [json.loads(line)["trajectory"] for line in writer.metrics_path.read_text().splitlines()] == known
 
 
 def test_files_of_all_ranks_are_read_in_the_order_of_ids(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +230,7 @@ def test_files_of_all_ranks_are_read_in_the_order_of_ids(folder: RunFolder, monk
     monkeypatch.setenv("WORLD_SIZE", "2")
     for number, writer in ((3, "1"), (1, "1"), (2, "0")):
         monkeypatch.setenv("RANK", writer)
-        commit(folder, trajectory(number=number), verdict(number))
+        commit(folder, trajectory(number=number), verdict(number), 0.0)
     monkeypatch.setenv("RANK", "0")
     with open(folder.records("trajectories"), "ab") as file:
         file.write(b'{"trajectory_id":"half')  # the other rank is still writing
@@ -234,5 +244,5 @@ def test_files_of_all_ranks_are_read_in_the_order_of_ids(folder: RunFolder, monk
 def test_ids_with_any_characters(folder: RunFolder) -> None:
     """A task id with quotes, escapes and non-Latin letters is found again."""
     odd = 'a"b\\n é 网:{}'
-    commit(folder, replace(trajectory(), trajectory_id=odd, task=replace(TASK, task_id=odd)), None)
+    commit(folder, replace(trajectory(), trajectory_id=odd, task=replace(TASK, task_id=odd)), None, 0.0)
     assert list(finished(folder)) == [odd]
