@@ -34,7 +34,7 @@ OpenSession = Callable[[Any, str], Awaitable[Any]]  # (browser, name of the job)
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What a job gets: a fresh session, and whether it is run for the last time."""
+    """What a job gets: a new session, and whether it is run for the last time."""
 
     session: Any
     last_try: bool
@@ -155,12 +155,15 @@ async def run_jobs(
 def browser_pool(
     folder: Path, *, host_map: str | None, viewport: tuple[int, int], image_format: Literal["png", "jpeg"], headless: bool = True
 ) -> tuple[Launch, OpenSession]:
-    """What `run_jobs` needs for real browsers: how to start one, and how to open a session whose pictures and files lie in the run folder."""
+    """What `run_jobs` needs for real browsers: how to start one, and how to open a session whose pictures and files lie in the run folder.
+
+    The session has no page until the job's `Environment.reset`, which every episode begins with, opens its context.
+    """
     options = BrowserOptions(headless=headless, host_map=host_map, viewport=viewport)
 
     async def open_session(browser: Browser, name: str) -> Session:
         unused = f"{name}.{time.time_ns():x}"  # an attempt that was killed may have left files under its name
-        return await Session.open(browser, folder, name=unused, image_format=image_format)
+        return Session.closed(browser, folder, name=unused, image_format=image_format)
 
     return (lambda: Browser.launch(options)), open_session
 

@@ -9,10 +9,12 @@ import pytest
 from browser_lab import REQUESTS, Lab, extractor, find, index, lab, texts
 from playwright.async_api import Error
 
+from rmsweb.benchmarks.environments import LiveWeb
 from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
 from rmsweb.browser.guard import Guard, Secrets, complete_url
 from rmsweb.browser.session import Session
-from rmsweb.records import Action, Observation, dumps
+from rmsweb.records import Action, Observation, Task, dumps
+from rmsweb.runner import browser_pool
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.browser
@@ -150,7 +152,7 @@ def test_a_secret_is_given_to_its_own_domain_alone(lab: Lab) -> None:
 def test_reset_forgets_everything(lab: Lab) -> None:
     """After a reset there is one blank page with the first id, and no cookie or file of before."""
     seen = lab.open("next.html", name="forgetful")
-    lab.run(lab.session.set_cookie("http://a.localhost/", "who", "me"))
+    lab.run(lab.session.set_cookie("who", "me", "http://a.localhost/"))
     lab.one(seen, "write_file", file_name="a.md", content="x")
     lab.run(lab.session.goto("http://a.localhost/next.html"))
     assert lab.js("document.cookie") == "who=me"
@@ -162,10 +164,33 @@ def test_reset_forgets_everything(lab: Lab) -> None:
     assert lab.one(blank, "read_file", file_name="a.md").error == "there is no file 'a.md'; files: none"
 
 
+def test_a_pooled_session_opens_one_context(lab: Lab, tmp_path: Path) -> None:
+    """An episode's session has no page before its environment's reset, one context after it, and leaves none; a cookie reaches all its URLs."""
+    _, open_session = browser_pool(tmp_path, host_map=None, viewport=(640, 480), image_format="jpeg")
+    task = Task(task_id="t", benchmark="live", split="dev", text="Look around.", start_url=None)
+    urls = ("http://a.localhost/next.html", "http://b.localhost/next.html")
+
+    async def episode() -> tuple[list[int], list[str]]:
+        counts, cookies = [len(lab.browser.process.contexts)], []
+        session = await open_session(lab.browser, "job")
+        counts.append(len(lab.browser.process.contexts))
+        assert await LiveWeb().reset(session, task) == "about:blank"
+        await session.set_cookie("who", "me", *urls)
+        counts.append(len(lab.browser.process.contexts))
+        for url in urls:
+            await session.goto(url)
+            cookies.append(await session.page.evaluate("document.cookie"))
+        await session.close()
+        return [*counts, len(lab.browser.process.contexts)], cookies
+
+    (before, *counts), cookies = lab.run(episode())
+    assert ([count - before for count in counts], cookies) == ([0, 1, 0], ["who=me", "who=me"])
+
+
 def test_a_crashed_page_and_a_dead_browser_are_replaced(lab: Lab) -> None:
     """Both come back at the URL where they were, with the environment's cookie; the state says so and the restarts are counted."""
     lab.open("next.html")
-    lab.run(lab.session.set_cookie("http://a.localhost/", "who", "me"))
+    lab.run(lab.session.set_cookie("who", "me", "http://a.localhost/"))
 
     async def crash() -> None:
         with contextlib.suppress(Error):
@@ -201,7 +226,7 @@ def test_sessions_of_one_browser_share_nothing(lab: Lab, tmp_path: Path) -> None
 
     async def visit(name: str) -> tuple[str, Observation]:
         session = await Session.open(lab.browser, tmp_path, pause_s=0)
-        await session.set_cookie("http://a.localhost/", "who", name)
+        await session.set_cookie("who", name, "http://a.localhost/")
         await session.goto("http://a.localhost/next.html")
         seen = await session.observe()
         await session.act([click(seen, "Back to the form")], seen, extractor)

@@ -54,11 +54,16 @@ class Session(TabbedWindow):
         self._last_url = BLANK  # of the last observation
 
     @classmethod
-    async def open(cls, browser: Browser, folder: Path, *, name: str | None = None, options: SessionOptions | None = None, **fields: Any) -> Self:
-        """A session whose screenshots, page texts and files lie in the run folder; `fields` are those of SessionOptions. BrowserDied where none opens."""
+    def closed(cls, browser: Browser, folder: Path, *, name: str | None = None, options: SessionOptions | None = None, **fields: Any) -> Self:
+        """A session without a context, for an owner who begins with `reset`; the arguments are those of `open`."""
         browser.sessions += 1
         name = re.sub(r"[^\w.-]", "_", name or f"session-{browser.sessions}").lstrip(".") or "session"
-        session = cls(browser, Path(folder), name, replace(options or SessionOptions(), **fields))
+        return cls(browser, Path(folder), name, replace(options or SessionOptions(), **fields))
+
+    @classmethod
+    async def open(cls, browser: Browser, folder: Path, *, name: str | None = None, options: SessionOptions | None = None, **fields: Any) -> Self:
+        """A session whose screenshots, page texts and files lie in the run folder; `fields` are those of SessionOptions. BrowserDied where none opens."""
+        session = cls.closed(browser, folder, name=name, options=options, **fields)
         await session._start()
         return session
 
@@ -114,13 +119,13 @@ class Session(TabbedWindow):
 
     # ----------------------------------------------------------------------------------------------------- for the caller
 
-    async def set_cookie(self, url: str, name: str, value: str) -> None:
-        """Sets a cookie for a URL; it outlives a restart of the browser, not a reset."""
+    async def set_cookie(self, name: str, value: str, *urls: str) -> None:
+        """Sets a cookie for URLs; it outlives a restart of the browser, not a reset."""
         if self._context is None:
             raise BrowserDied("the session is closed")
-        cookie: Any = {"url": url, "name": name, "value": value}
-        self._cookies.append(cookie)
-        await self._context.add_cookies([cookie])
+        cookies: list[Any] = [{"url": url, "name": name, "value": value} for url in urls]
+        self._cookies += cookies
+        await self._context.add_cookies(cookies)
 
     async def goto(self, url: str) -> ActionResult:
         """Opens a URL in the active tab. What goes wrong is the result's error and a warning in the next state."""

@@ -35,8 +35,7 @@ class PlaygroundEnvironment:
         await session.reset()
         self.server.sessions.pop(self._keys.pop(session, ""), None)
         self._keys[session] = self.server.open(world, float(task.environment.get("trouble", 0)))
-        for site in SITES:
-            await session.set_cookie(f"http://{site}.localhost/", COOKIE, self._keys[session])
+        await session.set_cookie(COOKIE, self._keys[session], *(f"http://{site}.localhost/" for site in SITES))
         session.engines = dict.fromkeys(session.engines, SEARCH_URL)
         return task.start_url or f"http://{world.site}.localhost/"
 
