@@ -1,20 +1,28 @@
 """Laws of the tiny base: its tokenizer loses nothing, its drills are answerable, it never met the playground, and what is committed has the skills."""
 
+import asyncio
 import json
 import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from replay import ReplayEnvironment, ReplaySession
 
 from rmsweb.browser.actions import canonical_text, parse_agent_output
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.playground import base_model, drills
+from rmsweb.playground.sites import SITES
+from rmsweb.playground.sites.page import choose_url
+from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_worlds
 from rmsweb.playground.words import entities, vocabulary
-from rmsweb.prompt import load_prompt_config
-from rmsweb.records import AgentOutput, Text
+from rmsweb.prompt import build_prompt, load_prompt_config, render_text
+from rmsweb.records import AgentOutput, Observation, Split, Text
 
 CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
 WORDS = vocabulary()
@@ -68,6 +76,70 @@ def test_drills_are_answerable(name: str) -> None:
             if "text" in action.params:
                 assert goal[-1] == action.params["text"]
                 assert goal[-1] in (page if action.name == "done" else turn.tail)
+
+
+async def crawl(world: World) -> list[Observation]:
+    """The pages that links, first choices and forms lead to, up to 30 of each of the seven sites."""
+    session, found = ReplaySession(), []
+    await ReplayEnvironment().reset(session, world.task())
+    for site in SITES:
+        seen, queue = set[str](), [f"http://{site}.localhost/"]
+        while queue and len(seen) < 30:
+            url = queue.pop(0)
+            if url in seen:
+                continue
+            seen.add(url)
+            await session.goto(url)
+            found.append(await session.observe())
+            for kind, target in session.targets.values():
+                if kind == "link":
+                    queue.append(session._absolute(target.href))
+                elif kind == "choice":
+                    queue.append(session._absolute(choose_url(session.tab.page.path, target.name, target.options[0])))
+                elif kind == "form":
+                    typed = target.fields | dict.fromkeys(target.fields, world.item)
+                    queue.append(session._absolute(f"{target.action}{'&' if '?' in target.action else '?'}{urlencode(typed)}"))
+    return found
+
+
+def titles_and_lines(prompt: str) -> set[str]:
+    """What a prompt says in more than one word: titles, addresses, whole lines of the page and of the task. A line of one word is a word, no page."""
+    lines = (re.sub(r"^Task: ", "", line.strip()) for line in prompt.splitlines())
+    return {line for line in lines if len(re.findall(r"[\w/.:]+", re.sub(r"<[^>]*>", "", line))) > 1 and not line.startswith("<")}
+
+
+def site_prompts() -> Iterator[str]:
+    """Prompts of the pages of the seven sites in worlds of every template and split, each with its task."""
+    splits: tuple[Split, ...] = ("train", "dev", "held-out")
+    for world in (world for split in splits for world in make_worlds(split, len(TEMPLATES + UNSEEN))):
+        for page in asyncio.run(crawl(world)):
+            yield f"{page.url}\n" + render_text(
+                build_prompt(CONFIG, task_text=world.text, observation=page, history=[], count_tokens=lambda text: len(text.split())).messages
+            )
+
+
+def drill_prompts(count: int) -> Iterator[str]:
+    """Prompts of drills as the base trains on them: the page, then every turn and its answer."""
+    words = drills.Words(WORDS, CONFIG, ())
+    for stage in drills.STAGES[1:]:  # the first one has no page: numbers and words in a row
+        for seed in range(count):
+            drill = stage(random.Random(seed), words)
+            yield render_text(drill.page) + "".join(f"\n{turn.tail}\n{turn.target}" for turn in drill.turns)
+
+
+def test_drills_show_no_page_and_no_task_of_the_playground() -> None:
+    """No title, address, whole line or task text of a site stands in a drill, and no address at all; the search does find every page of a site."""
+    pages = list(site_prompts())
+    theirs = set[str]().union(*map(titles_and_lines, pages))
+    assert {f"Page: {site} home" for site in SITES} - {"Page: news home"} <= theirs
+    assert {world.text for world in make_worlds("held-out", 18)} <= theirs
+    ours = list(drill_prompts(150))
+    for prompt in ours:
+        assert not titles_and_lines(prompt) & theirs
+        assert "localhost" not in prompt
+        assert "://" not in prompt
+    assert len(set[str]().union(*map(titles_and_lines, ours))) > 1000
+    assert all(titles_and_lines(page) & theirs for page in pages)
 
 
 def test_splits_share_no_entity() -> None:

@@ -134,3 +134,31 @@ def test_an_episode_in_the_browser_is_the_replayed_episode(tmp_path: Path, monke
             assert render_text(prompts[0].messages) == render_text(prompts[1].messages)
             assert all(node.in_viewport for node in step.observation.nodes)
             assert step.observation.screenshot is not None
+
+
+async def pictures_of_a_focused_field(folder: Path) -> set[str]:
+    """The pictures of a page whose field has the focus, over more than a second."""
+    environment, world = PlaygroundEnvironment(), make_worlds("train", 1)[0]
+    await environment.start()
+    try:
+        async with Browser.launch(BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)) as browser:
+            session = await Session.open(browser, folder, name="caret")
+            await session.goto((await environment.reset(session, world.task())).replace("shop", "search"))
+            page = await session.observe()
+            field = next(node.index for node in page.nodes if node.tag == "input")
+            await session.act([Action(name="click_element_by_index", params={"index": field})], page, no_extractor)
+            pictures = set[str]()
+            for _ in range(6):
+                seen = await session.observe()
+                assert seen.screenshot is not None
+                pictures.add(seen.screenshot.sha256)
+                await asyncio.sleep(0.27)
+            await session.close()
+            return pictures
+    finally:
+        await environment.stop()
+
+
+def test_a_picture_does_not_depend_on_the_moment(tmp_path: Path) -> None:
+    """No caret blinks in a field that was clicked: an equal state has an equal picture, so equal runs have equal prompts."""
+    assert len(asyncio.run(pictures_of_a_focused_field(tmp_path))) == 1
