@@ -82,18 +82,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory, teacher_url: str) -> Path:
     base, runs = str(BASE_FOLDER), ["--max-steps", "8", "--concurrency", "2", "--seed", "0"]
     assert playground(["tasks", "--out", str(root / "tasks"), "--train", "4", "--dev", "4", "--held-out", "18"]) == 0
     hidden = (root / "tasks/held-out.jsonl").rename(tmp_path_factory.mktemp("hidden") / "tasks.jsonl")
-    roles = [
-        "--policy-url",
-        teacher_url,
-        "--policy-model",
-        "scripted-teacher",
-        "--reflection-model",
-        "scripted-reflection",
-        "--rounds",
-        "3",
-        "--tokenizer",
-        base,
-    ]
+    roles = ["--policy-url", teacher_url, "--policy-model", "scripted-teacher", "--reflection-model", "scripted-reflection", "--rounds", "3"]
     judge = ["--judge-url", teacher_url, "--judge-model", "scripted-failure-judge", "--tokenizer", base]
 
     def done(code: int) -> None:
