@@ -38,7 +38,7 @@ RL_STEPS, TRAIN_BATCH, MINI_BATCH = 100, 8, 4
 CONCURRENCY = "4"
 POLICIES = {"base": "base", "sft": "SFT", "rl": "SFT + RL", "sft-mined": "SFT + supervised on the mined targets", "rl-no-anchor": "SFT + RL without anchor"}
 PAIRS = (("sft", "base"), ("rl", "sft"), ("rl", "sft-mined"), ("rl", "rl-no-anchor"))
-COURSE = ("std_rejected_frac", "competence_rejected_frac", "reward_mean", "best_of_n", "kl", "gap", "format_error_frac", "dev_success", "dev_reward")
+COURSE = ("std_rejected_frac", "competence_rejected_frac", "reward_mean", "best_of_n", "kl", "gap", "format_error_frac", "dev_reward")
 SHARED = ("tasks", "collect", "collect-dev")
 BASE, PROMPT = "rmsweb/playground/base", "scripts/demo_prompt.json"
 
@@ -85,14 +85,8 @@ def stages(seed: int, out: Path) -> list[Stage]:
     def rl(name: str, *flags: object) -> Stage:
         states = ("--states", f"{at('mined')}/mined.jsonl", "--dev-states", f"{at('mined-dev')}/mined.jsonl", f"{at('mined-dev')}/ordinary.jsonl")
         sizes = ("--max-steps", RL_STEPS, "--train-batch", TRAIN_BATCH, "--mini-batch", MINI_BATCH, "--num-rollouts", 8, "--max-generation-batches", 4)
-        choice = (
-            "--dev-episodes",
-            f"{at('tasks')}/dev.jsonl",
-            "--dev-flags",
-            f"--runs 1 --max-steps {MAX_STEPS} --stop-on-stall --concurrency {CONCURRENCY} --seed {seed}",
-        )
-        rest = ("--save-every", RL_STEPS // 2, "--lr", "3e-5", "--lora-rank", 32, "--lora-alpha", 64, "--response-budget", 40, "--threads", 1, "--seed", seed)
-        return Stage(at(name), command("train_rl", name, "--model", sft, *states, *sizes, *choice, *rest, *flags), ("tasks", "train-sft", "mined", "mined-dev"))
+        rest = ("--lr", "3e-5", "--lora-rank", 32, "--lora-alpha", 64, "--response-budget", 40, "--threads", 1, "--seed", seed)
+        return Stage(at(name), command("train_rl", name, "--model", sft, *states, *sizes, *rest, *flags), ("train-sft", "mined", "mined-dev"))
 
     def train_sft(name: str, model: str, samples: Sequence[str], needs: tuple[str, ...], *flags: object) -> Stage:
         files = ("--samples", samples[0], "--dev-samples", *samples[1:])
