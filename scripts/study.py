@@ -1,11 +1,12 @@
 """One seed of the study: base, SFT, SFT + RL and two controls on the held-out tasks, every stage in a real browser where it needs one.
 
-    python scripts/study.py --seed 0     runs what is missing of runs/study/seed0, then writes docs/study/seed0.json
+    python scripts/study.py --seed 0     runs what is missing of runs/study/seed0, then writes its report.html and docs/study/seed0.json
     python scripts/study.py --table      prints the tables of README.md from docs/study/seed*.json
     python scripts/study.py --details    prints those of docs/study.md: failures by mode, the course of RL, seconds by stage
 
 The controls start from the same SFT checkpoint: plain supervised training on the mined targets for as many updates as RL makes, and RL
-without the salvage anchor. All seeds share the tasks and the scripted teacher's runs; they differ in training, in the policy's runs that are
+without the salvage anchor. Of all three the last checkpoint is evaluated: on dev the SFT policy is right in nearly every mined state, which leaves
+nothing to choose by. All seeds share the tasks and the scripted teacher's runs; they differ in training, in the policy's runs that are
 mined, and in evaluation. A stage is done once: it is known by the hash of its command, of the code, and of the stages before it; one that
 was interrupted goes on with --resume; several seeds may run at a time. Nothing here reads a held-out task before the evaluations.
 """
@@ -40,6 +41,7 @@ POLICIES = {"base": "base", "sft": "SFT", "rl": "SFT + RL", "sft-mined": "SFT + 
 PAIRS = (("sft", "base"), ("rl", "sft"), ("rl", "sft-mined"), ("rl", "rl-no-anchor"))
 COURSE = ("std_rejected_frac", "competence_rejected_frac", "reward_mean", "best_of_n", "kl", "gap", "format_error_frac", "dev_reward")
 SHARED = ("tasks", "collect", "collect-dev")
+REPORTED = (*SHARED[1:], "train-sft", "pool", "mined", "mined-dev", "train-rl", "base", "sft", "rl")
 BASE, PROMPT = "rmsweb/playground/base", "scripts/demo_prompt.json"
 
 
@@ -92,7 +94,7 @@ def stages(seed: int, out: Path) -> list[Stage]:
         files = ("--samples", samples[0], "--dev-samples", *samples[1:])
         return Stage(at(name), command("train_sft", name, "--model", model, *files, "--accumulation", 1, "--threads", 1, "--seed", seed, *flags), needs)
 
-    sft, best = f"{at('train-sft')}/checkpoint-best", "checkpoint-best"
+    sft = f"{at('train-sft')}/checkpoint-best"
     successes = [f"{at(name)}/samples.jsonl" for name in ("collect", "collect-dev")]
     targets = [f"{at('mined')}/mined.jsonl", f"{at('mined-dev')}/mined.jsonl", f"{at('mined-dev')}/ordinary.jsonl"]
     clone = ("--epochs", 6, "--lr", "1e-3", "--per-device-batch", 16, "--warmup-ratio", 0.05, "--lora-rank", 64, "--lora-alpha", 128)
@@ -112,7 +114,7 @@ def stages(seed: int, out: Path) -> list[Stage]:
         train_sft("train-sft-mined", sft, targets, ("train-sft", "mined", "mined-dev"), *control),
         evaluate("base", BASE, needs=("tasks",)),
         evaluate("sft", sft, needs=("tasks", "train-sft")),
-        *(evaluate(name, f"{at(f'train-{name}')}/{best}", needs=("tasks", f"train-{name}")) for name in ("rl", "sft-mined", "rl-no-anchor")),
+        *(evaluate(name, f"{at(f'train-{name}')}/checkpoint-last", needs=("tasks", f"train-{name}")) for name in ("rl", "sft-mined", "rl-no-anchor")),
     ]
 
 
@@ -301,6 +303,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds = run_stages(wanted, url)
     if not options.until:
         RESULTS.mkdir(parents=True, exist_ok=True)
+        report = [str(stage.folder) for stage in wanted if stage.name in REPORTED]
+        subprocess.run([sys.executable, "-m", "rmsweb.report", *report, "--out", str(out)], cwd=ROOT, check=True)
         (RESULTS / f"seed{options.seed}.json").write_text(json.dumps(result(options.seed, out, seconds), ensure_ascii=False) + "\n", encoding="utf-8")
         print("\n".join(markdown(load_results())))
     return 0
