@@ -93,7 +93,7 @@ run mine mine.py --pool "$OUT/collect-dev" --split dev --out "$OUT/mined-dev" "$
 run rl train_rl.py --model "$SFT" --states "$OUT/mined/mined.jsonl" --dev-states "$OUT/mined-dev/mined.jsonl" "$OUT/mined-dev/ordinary.jsonl" \
   --out "$OUT/train-rl" --max-steps $RL_STEPS --lr $RL_LR --train-batch $TRAIN_BATCH --mini-batch $MINI_BATCH --num-rollouts 8 \
   --max-generation-batches $GENERATIONS --lora-rank 32 --lora-alpha 64 --response-budget 40 --threads 1 --seed 42
-RL="$OUT/train-rl/checkpoint-best"
+RL="$OUT/train-rl/checkpoint-last" # as in the study: these few dev states are answered right from the start, so checkpoint-best would be chance
 
 # ------------------------------------------------------------------ 6 evaluation on held-out tasks, the same way for all
 EVALUATE=(--tasks "$OUT/tasks/held-out.jsonl" --split held-out --runs $RUNS --max-steps $MAX_STEPS --stop-on-stall --concurrency $CONCURRENCY --seed 0)
