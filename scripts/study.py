@@ -222,7 +222,7 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from head("paired difference in points (95 % interval over tasks)", *seeds, "all", "all seeds together")
     for ours, other in PAIRS:
         found = [paired_difference(pooled(side, ours), pooled(side, other)) for side in sides]
-        yield row(f"{POLICIES[ours]} − {POLICIES[other]}", *map(_points, found), evidence(found[-1]))
+        yield row(f"{POLICIES[ours]} against {POLICIES[other]}", *map(_points, found), evidence(found[-1]))
 
 
 def details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

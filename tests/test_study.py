@@ -76,7 +76,7 @@ def test_the_table_pools_the_seeds() -> None:
     results = [{"seed": seed, "outcomes": {name: {"t0": outcome, "t1": outcome} for name, outcome in runs.items()}} for seed in (0, 1)]
     text = "\n".join(study.markdown(results))
     assert "| SFT | 50.0 | 50.0 | 50.0 |" in text
-    assert "| SFT + RL − SFT | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | shows |" in text
+    assert "| SFT + RL against SFT | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | shows |" in text
     assert study.pooled(results, "sft") == {"t0": [True, False, True, False], "t1": [True, False, True, False]}
 
 
