@@ -3,7 +3,11 @@
     python mine.py --pool runs/collect runs/pool --out runs/mined --judge-url https://host/v1
 
 Reads run folders of collect.py and evaluate.py; writes mined.jsonl (only the success side's state and action), audit.jsonl (both
-branches, for people), ordinary.jsonl (other steps of the same successes, half of what chooses an RL checkpoint), report.json.
+branches, for people), ordinary.jsonl (other steps of the same successes, half of what chooses an RL checkpoint), report.json; with
+--followers also followers.jsonl, what the success did next.
+
+ours: followers are no part of the paper's corpus (0 is its value). A mined answer is never `done`, and the careful step is always still to be
+taken; a very small policy that trains on such states alone unlearns to finish and repeats the careful step. Followers show it the way on.
 """
 
 import asyncio
@@ -42,13 +46,16 @@ class Config:
     strict_non_terminal: bool = opt(False, "the failing side's done is no candidate either")
     per_pair: bool = opt(False, "one state a pair instead of one a task (paper: one a task)")
     ordinary: int = opt(200, "ordinary states to write beside the mined ones, at most")
+    followers: int = opt(0, "steps of the success behind each mined state to write to followers.jsonl, as further states for RL (paper: 0)")
     tokenizer: Path | None = opt(None, "checkpoint folder whose tokenizer counts the prompt budget; without it an upper estimate")
     seed: int = opt(0, "seed of the draw of ordinary states")
     resume: bool = opt(False, "go on with the run in --out: every file is written again, what the judge has answered is not asked again")
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.ordinary < 0:
-            raise ValueError(f"--concurrency {self.concurrency} must be at least 1 and --ordinary {self.ordinary} at least 0")
+        if self.concurrency < 1:
+            raise ValueError(f"--concurrency {self.concurrency}: expected at least 1")
+        if min(self.ordinary, self.followers) < 0:
+            raise ValueError(f"--ordinary {self.ordinary} and --followers {self.followers}: expected at least 0")
 
 
 def read_runs(path: Path, split: Split) -> Iterator[Run]:
@@ -113,10 +120,23 @@ def ordinary_states(result: Mined, runs: Sequence[Run], render: Render, count: i
     return found
 
 
-def copy_pictures(result: Mined, ordinary: Sequence[tuple[StepSample, Path]], out: Path) -> None:
+def followers(result: Mined, render: Render, count: int) -> list[tuple[StepSample, Path]]:
+    """The next `count` steps of the success behind each mined state, where they are not mined themselves, each with its run folder."""
+    mined = {(item.state.trajectory_id, item.state.step) for item in result.found}
+    found: dict[tuple[str, int], tuple[StepSample, Path]] = {}
+    for item in result.found:
+        first = item.state.step  # a step's number is one more than its place, so this is the place of the next one
+        for place in range(first, min(first + count, len(item.success.trajectory.steps))):
+            sample = render(item.success, place)
+            if sample is not None and (key := (sample.trajectory_id, sample.step)) not in mined:
+                found[key] = (sample, item.success.folder)
+    return list(found.values())
+
+
+def copy_pictures(result: Mined, others: Sequence[tuple[StepSample, Path]], out: Path) -> None:
     """Copies the pictures that the written records name into the run folder; their names are hashes of their bytes, so none overwrites another."""
     wanted: dict[str, Path] = {}
-    for sample, folder in [*((item.state, item.success.folder) for item in result.found), *ordinary]:
+    for sample, folder in [*((item.state, item.success.folder) for item in result.found), *others]:
         wanted |= {part.path: folder for message in sample.messages for part in message.parts if isinstance(part, Image)}
     for item in result.found:
         sides = ((item.audit.success_screenshot, item.success.folder), (item.audit.failure_screenshot, item.failure.folder))
@@ -147,12 +167,15 @@ async def run(config: Config) -> int:
         if judge is not None:
             await judge.client.aclose()
     ordinary = ordinary_states(result, runs, render, config.ordinary, config.seed)
-    copy_pictures(result, ordinary, folder.path)
+    behind = followers(result, render, config.followers)
+    copy_pictures(result, [*ordinary, *behind], folder.path)
     write_records(folder.path / "mined.jsonl", MinedState, (item.state for item in result.found))
     write_records(folder.path / "audit.jsonl", AuditRow, (item.audit for item in result.found))
     write_records(folder.path / "ordinary.jsonl", StepSample, (sample for sample, _ in ordinary))
+    if config.followers:
+        write_records(folder.path / "followers.jsonl", StepSample, (sample for sample, _ in behind))
     scripted = [config.judge_model] if judge is not None and config.judge_model.startswith("scripted-") else []
-    counts = report(result) | {"split": config.split, "ordinary": len(ordinary), "scripted": scripted}
+    counts = report(result) | {"split": config.split, "ordinary": len(ordinary), "followers": len(behind), "scripted": scripted}
     write_json(folder.path / "report.json", counts)
     print(json.dumps({name: value for name, value in counts.items() if name != "score_histograms"}, indent=1))
     return 0

@@ -65,6 +65,21 @@ def test_splits_do_not_mix_and_undecided_runs_are_counted(pool: list[Path], tmp_
     assert not list(read_records(tmp_path / "none" / "ordinary.jsonl", StepSample))
 
 
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_followers_are_the_next_steps_of_the_success(pool: list[Path], tmp_path: Path, count: int) -> None:
+    """Up to `count` steps behind each mined state, `done` included, in its run and no other; their pictures come along; without the flag there is no file."""
+    out = tmp_path / "out"
+    assert call("--pool", *pool, "--out", out, "--followers", count) == 0
+    (mined,) = read_records(out / "mined.jsonl", MinedState)
+    found = list(read_records(out / "followers.jsonl", StepSample))
+    assert [(item.trajectory_id, item.step) for item in found] == [(mined.trajectory_id, mined.step + 1 + number) for number in range(min(count, 2))]
+    assert ("done" in found[-1].target_text) == (count > 1)
+    assert all((out / part.path).is_file() for item in found for message in item.messages for part in message.parts if isinstance(part, Image))
+    assert json.loads((out / "report.json").read_text())["followers"] == len(found)
+    assert call("--pool", *pool, "--out", tmp_path / "none") == 0
+    assert not (tmp_path / "none" / "followers.jsonl").exists()
+
+
 def test_a_pool_is_only_read(pool: list[Path], tmp_path: Path) -> None:
     """Mining changes no byte of the folders it reads."""
     before = {path: path.read_bytes() for folder in pool for path in folder.rglob("*") if path.is_file()}
