@@ -4,7 +4,7 @@
     python scripts/study.py --table      prints the tables of README.md from docs/study/seed*.json
     python scripts/study.py --details    prints those of docs/study.md: failures by mode, the course of RL, seconds by stage
 
-The controls start from the same SFT checkpoint: plain supervised training on the mined targets for as many updates as RL makes, and RL
+The controls start from the same SFT checkpoint: plain supervised training on the mined targets for as many updates as RL's accepted groups make, and RL
 without the salvage anchor. Of all three the last checkpoint is evaluated: on dev the SFT policy is right in nearly every mined state, which leaves
 nothing to choose by. All seeds share the tasks and the scripted teacher's runs; they differ in training, in the policy's runs that are
 mined, and in evaluation. A stage is done once: it is known by the hash of its command, of the code, and of the stages before it; one that
