@@ -5,12 +5,12 @@
     python scripts/study.py --details    prints those of docs/study.md: failures by mode, the course of RL, seconds by stage
 
 RL trains on the mined states and on the two steps of the success behind each of them (`mine.py --followers`). The controls start from the
-same SFT checkpoint: plain supervised training on the same targets for as many updates as RL makes at most (on accepted and retained groups),
-RL without the salvage anchor, and RL on the mined states alone, which are the paper's corpus. Of all four the last checkpoint is evaluated:
-on dev the SFT policy is right in nearly every mined state, which leaves nothing to choose by. All seeds share the tasks and the scripted teacher's runs; they differ in training, in
-the policy's runs that are mined, and in evaluation. A stage is done once: it is known by the hash of its command, of the code, and of the
-stages before it; one that was interrupted goes on with --resume; several seeds may run at a time. Nothing here reads a held-out task before
-the evaluations.
+same SFT checkpoint: plain supervised training on the same targets for as many updates as RL makes at most (on accepted and retained
+groups), RL without the salvage anchor, and RL on the mined states alone, which are the paper's corpus. Of all four the last checkpoint is
+evaluated: on dev the SFT policy is right in nearly every mined state, which leaves nothing to choose by. All seeds share the tasks and the
+scripted teacher's runs; they differ in training, in the policy's runs that are mined, and in evaluation. A stage is done once: it is known
+by the hash of its command, of the code, and of the stages before it; one that was interrupted goes on with --resume; several seeds may run
+at a time. Nothing here reads a held-out task before the evaluations.
 """
 
 import argparse
