@@ -14,7 +14,8 @@ from rmsweb.browser.state import render_nodes
 from rmsweb.records import Action, Observation, dumps
 
 __all__ = ["lab"]
-pytestmark = pytest.mark.browser
+# A page that fails is longer than Hypothesis likes to print; its warning would stand in place of what failed.
+pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore:Generating overly large repr")]
 # A smaller failing page takes a browser minutes to find: what failed is shown as it is.
 COMMON: Any = {"suppress_health_check": list(HealthCheck), "deadline": None, "phases": [Phase.explicit, Phase.reuse, Phase.generate]}
 # Presses the mouse, or presses keys or runs code that may press a button by themselves; the rest must leave the page untouched.
