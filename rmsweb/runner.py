@@ -192,7 +192,7 @@ def repair(folder: RunFolder) -> None:
     known = finished(folder)
     for path in mine:
         lines = path.read_bytes().splitlines(keepends=True) if path in beside else []
-        kept = [line for line in lines if _attempt_of(line) is None or _attempt_of(line) in known]
+        kept = [line for line in lines if (attempt := _attempt_of(line)) is None or attempt in known]
         if len(kept) < len(lines):
             temporary = path.with_name(path.name + ".tmp")
             temporary.write_bytes(b"".join(kept))
