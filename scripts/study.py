@@ -36,7 +36,7 @@ from rmsweb.results import Folder, failure_modes, figures  # noqa: E402  the pro
 from rmsweb.stats import Estimate, evidence, paired_difference, pass_at_1_estimate  # noqa: E402
 
 RESULTS = ROOT / "docs" / "study"
-TRAIN, DEV, HELD_OUT, MAX_STEPS, RUNS = 400, 60, 72, 12, 3
+TRAIN, DEV, HELD_OUT, MAX_STEPS, RUNS = 400, 60, 108, 12, 3
 RL_STEPS, TRAIN_BATCH, MINI_BATCH = 100, 8, 4
 CONCURRENCY = "4"
 POLICIES = {
