@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.models.qwen3_vl.modeling_qwen3_vl import rotate_half
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLayer, rotate_half
 
 try:
     from flash_attn import flash_attn_varlen_func
@@ -58,20 +58,16 @@ def use_segment_attention(text_config: Any) -> None:
     text_config._attn_implementation = NAME
 
 
-def narrow_last_layer(text_model: nn.Module) -> None:
-    """Makes the last decoder layer compute only what is read of it: [1, T, D] that is zero elsewhere. Without a layout it stays as it is; call once.
+class ReadLayer(Qwen3VLTextDecoderLayer):
+    """The last decoder layer, computed only where it is read. The same sums as its parent's, in values and gradients (tested)."""
 
-    The same sums as transformers' Qwen3VLTextDecoderLayer and its attention, in values and gradients (tested). Saves nearly a layer of a long prompt.
-    """
-    layer: Any = text_model.layers[-1]  # type: ignore[index]
-    attention, plain = layer.self_attn, layer.forward
-
-    def forward(hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], layout: Layout | None = None, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *args: Any, layout: Layout | None = None, **kwargs: Any) -> Tensor:
+        """[B, T, D] -> [B, T, D], zero where the layout does not read it; a layout that reads everything, or none, gets the plain layer."""
         read = layout.read if layout is not None else None
         if layout is None or read is None:
-            return plain(hidden, position_embeddings=position_embeddings, layout=layout, **kwargs)
+            return super().forward(hidden_states, position_embeddings, *args, layout=layout, **kwargs)
+        attention, normed = self.self_attn, self.input_layernorm(hidden_states)
         cos, sin = (part.unsqueeze(1) for part in position_embeddings)  # [1, 1, T, d]
-        normed, out = layer.input_layernorm(hidden), hidden[:, read]
 
         def heads(projected: Tensor) -> Tensor:
             return projected.unflatten(-1, (-1, attention.head_dim))
@@ -81,11 +77,15 @@ def narrow_last_layer(text_model: nn.Module) -> None:
         value = heads(attention.v_proj(normed)).transpose(1, 2)
         query = query * cos[:, :, read] + rotate_half(query) * sin[:, :, read]
         key = key * cos + rotate_half(key) * sin
-        out = out + attention.o_proj(layout.attend(attention.layer_idx, query, key, value, attention.scaling).flatten(-2))
-        out = out + layer.mlp(layer.post_attention_layernorm(out))
-        return torch.zeros_like(hidden).index_copy(1, read, out)
+        attended = layout.attend(attention.layer_idx, query, key, value, attention.scaling)
+        out = hidden_states[:, read] + attention.o_proj(attended.flatten(-2))
+        out = out + self.mlp(self.post_attention_layernorm(out))
+        return torch.zeros_like(hidden_states).index_copy(1, read, out)
 
-    layer.forward = forward
+
+def use_read_layer(text_model: Any) -> None:
+    """Makes the last layer of a Qwen3-VL's text model a ReadLayer: nearly a layer's work on a long prompt is saved."""
+    text_model.layers[-1].__class__ = ReadLayer
 
 
 class _Call(NamedTuple):

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
-from rmsweb.engine.attention import narrow_last_layer, use_segment_attention
+from rmsweb.engine.attention import use_read_layer, use_segment_attention
 from rmsweb.engine.lora import merged_state_dict
 from rmsweb.engine.packing import EncodedPrompt, Pack
 from rmsweb.pictures import load_picture
@@ -129,7 +129,7 @@ class PolicyModel:
         name: str = "",
     ) -> None:
         use_segment_attention(model.model.language_model.config)
-        narrow_last_layer(model.model.language_model)
+        use_read_layer(model.model.language_model)
         self.model, self.tokenizer, self.prompt_config, self.name = model.to(device).eval(), tokenizer, prompt_config, name
         self.scorer = Scorer(self.model)
         self.device, self.pixel_format = torch.device(device), pixel_format or PixelFormat()
