@@ -118,6 +118,15 @@ def test_a_press_that_would_miss_is_kept_from_the_page(lab: Lab, change: str, wo
     assert lab.js("top.__log") == []
 
 
+@pytest.mark.parametrize("change", [COVER, SHIFT, "this.remove()", "this.style.translate = '200px 0'", "this.replaceWith(this.cloneNode())"])
+def test_a_press_that_the_page_moves_away_from_is_no_click_elsewhere(lab: Lab, change: str) -> None:
+    """A page that changes between press and release gives the browser's click to what both have in common, which nobody aimed at."""
+    MADE["random.html"] = f"{LOGGER}<div id=around><button id=go style='height:30px' onmousedown=\"{change}\"><b id=word>Go</b></button></div>"
+    result = lab.one(lab.open("random.html"), "click_element_by_index", index=1)
+    assert "the page got no click on it" in result.message
+    assert [entry[0] for entry in lab.js("top.__log")] == ["pointerdown", "mousedown"]
+
+
 @settings(max_examples=25, **COMMON)
 @given(pages(), STEPS)
 def test_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:

@@ -38,10 +38,20 @@
     return clip;
   };
   const suggests = (el) => el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete");
-  // The next press is meant for one node. Where it would reach another, because the page moved at the last moment, the page does not get it.
+  // The next press is meant for one node. Where it would reach another, because the page moved at the last moment, the page does not get it. Where the page
+  // moves between press and release, the browser gives the click to what holds both nodes, which nobody aimed at: the page does not get that click either.
   const AIM_MS = 5000;
   let aim = null; // stays null where no listener runs
   const aimAt = (el) => { aim = still ? null : { el, until: now() + AIM_MS }; };
+  const around = (hit, el) => { // what holds the pressed node and is not the element
+    const found = new Set();
+    for (let n = hit; n; n = dom.parentOf(n)) if (n.nodeType === 1 && !dom.leadsTo(n, el)) found.add(n);
+    return found;
+  };
+  const targetOf = (event) => { // a closed root keeps it to itself: then what lies there
+    const at = event.composedPath()[0];
+    return at.nodeType === 1 && dom.shadow(at) && !at.shadowRoot ? dom.hitAt(event.clientX, event.clientY) : at;
+  };
   for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
     window.addEventListener(type, (event) => {
       if (aim && now() > aim.until) aim = null;
@@ -49,14 +59,18 @@
       if (type === "pointerdown") {
         aim.hit = dom.hitAt(event.clientX, event.clientY) || document.documentElement;
         aim.missed = !aim.el || !dom.leadsTo(aim.hit, aim.el);
+        aim.around = aim.missed ? null : around(aim.hit, aim.el);
       }
-      if (aim.missed) { event.preventDefault(); event.stopImmediatePropagation(); }
+      const stray = type === "click" && !!aim.around?.has(targetOf(event));
+      aim.clicked ||= type === "click" && !stray;
+      if (aim.missed || stray) { event.preventDefault(); event.stopImmediatePropagation(); }
     }, true);
   }
   const pressed = () => { // what became of it
-    const { missed, hit } = aim || { missed: false };
+    const { missed, hit, clicked } = aim || { missed: false, clicked: true };
     aim = null;
-    return { missed: missed ? `moved at the last moment: ${describe(hit)} is in its place` : missed === undefined ? "was covered at the last moment" : "" };
+    return { clicked: !!clicked,
+      missed: missed ? `moved at the last moment: ${describe(hit)} is in its place` : missed === undefined ? "was covered at the last moment" : "" };
   };
   // Scrolls the element into view where it is not, waits until it stands still, and gives the point to click: {x, y, what, tag, type, ...}.
   const prepare = async (id) => {
@@ -103,7 +117,7 @@
   // Whether a click at a point would reach the element now.
   const reaches = (id, x, y) => {
     const el = find(id), hit = dom.hitAt(x, y);
-    return el ? { yes: !!hit && dom.leadsTo(hit, el) } : GONE;
+    return el ? { yes: !!hit && dom.leadsTo(hit, el), hit: describe(hit) } : GONE;
   };
 
   // What the browser said against sending a form since the last `prepare`, in a bubble that is not part of the page.

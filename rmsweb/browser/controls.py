@@ -25,6 +25,7 @@ CHOOSER_LIMIT_S = 1.0
 SUGGESTIONS_LIMIT_MS = 1000  # a search field's suggestions are waited for so long
 ANSWER_LIMIT_S = 0.5  # of a document that may be on its way to another one, which answers nothing
 READ_LIMIT_S = 2.0
+MAX_HOVERS = 3  # so often a node that hovering moves is looked for
 MAX_TYPED_CHARS = 200  # a longer text is inserted at once
 
 _CALL = """async ([token, name, args]) => {
@@ -116,28 +117,34 @@ async def _point(window: Window, target: Target, fact: Mapping[str, Any]) -> tup
     return x, y
 
 
-async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> tuple[float, float]:
-    """Clicks at a node's point and says where. ActionProblem where the page put another node there meanwhile: then the page has not got the press.
+async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> tuple[float, float, str]:
+    """Clicks at a node's point; where that was and what to add to the message. ActionProblem where the page moved: then it has not got the press.
 
-    Asked twice: before the press, because a node that hovering has moved is found again, and because nothing keeps a press from a frame that came over it
-    or from a document that runs no scripts; and at the press, because a page may move things in between, which its own listeners alone see in time.
+    Asked twice: when the pointer is there, because a node that hovering has moved is found again, and because nothing keeps a press from a frame that came
+    over it or from a document that runs no scripts; and at the press, because a page may move things in between, which its own listeners alone see in
+    time. The pointer rests after the first answer: another move would be another chance to put something else there.
     """
-    x, y = await _point(window, target, fact)
-    await window.page.mouse.move(x, y)
-    over = await ask(target.frame, "reaches", target.node, fact["x"], fact["y"], token=target.token)
-    if over and not over.get("yes"):
-        x, y = await _point(window, target, await target.call("prepare"))
+    for tries in range(1, 1 + MAX_HOVERS):
+        x, y = await _point(window, target, fact)
+        await window.page.mouse.move(x, y)
+        over = await ask(target.frame, "reaches", target.node, fact["x"], fact["y"], token=target.token)
+        if over.get("yes", "error" not in over):  # a document that does not answer gets the press
+            break
+        fact = await target.call("prepare")
+        if tries == MAX_HOVERS:
+            raise ActionProblem(f"{target.label} moves under the pointer: {over['hit']} is in its place")
     if ctrl:
         await window.page.keyboard.down("Control")
     try:
-        await window.page.mouse.click(x, y)
+        await window.page.mouse.down()
+        await window.page.mouse.up()
     finally:
         if ctrl:
             await window.page.keyboard.up("Control")
-    missed = (await ask(target.frame, "pressed", token=target.token)).get("missed")  # a document that does not answer has got it
-    if missed:
-        raise ActionProblem(f"{target.label} {missed}")
-    return x, y
+    became = await ask(target.frame, "pressed", token=target.token)  # a document that does not answer has got it
+    if became.get("missed"):
+        raise ActionProblem(f"{target.label} {became['missed']}")
+    return x, y, "" if became.get("clicked", True) else "; it changed under the press, so the page got no click on it"
 
 
 async def _refusal(frame: Frame) -> str:
@@ -157,9 +164,9 @@ async def click(window: Window, p: dict[str, Any]) -> ActionResult:
     if fact["disabled"]:
         raise ActionProblem(f"{target.label} is disabled")
     asked = window.file_choosers
-    x, y = await _press_mouse(window, target, fact, ctrl=ctrl)
+    x, y, note = await _press_mouse(window, target, fact, ctrl=ctrl)
     opened = await window.settle()
-    message = f"clicked {fact['what']}" + (f" at ({x:.0f}, {y:.0f})" if fact["tag"] == "canvas" else "")
+    message = f"clicked {fact['what']}" + (f" at ({x:.0f}, {y:.0f})" if fact["tag"] == "canvas" else "") + note
     if window.file_choosers > asked:
         message += "; it asks for a file: use upload_file_to_element on it"
     if fact["type"] in ("submit", "image"):

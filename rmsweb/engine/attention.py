@@ -5,19 +5,21 @@ tokens each. The prompt sees itself, an answer sees the prompt and itself, both 
 on a GPU the segments are lists of lengths for its varlen kernel (whose causal mask is aligned at the end of the keys), elsewhere a
 loop of SDPA over slices of the row. Log-probabilities and gradients equal those of n separate sequences (tested).
 
-Shapes: B batch, T tokens, H query heads, h key/value heads, d head dimension, P prompt, R response, n answers.
+Shapes: B batch, T tokens, W places that are read, H query heads, h key/value heads, d head dimension, P prompt, R response, n answers.
 
-ours: short answers of one group share one SDPA call with a small block mask, because a call costs more than the masked pairs.
+1. ours: short answers of one group share one SDPA call with a small block mask, because a call costs more than the masked pairs.
+2. ours: the last layer is computed at the W places that are read (a prompt's last token, and answers); of the other tokens it needs keys and values only.
 """
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLayer, rotate_half
 
 try:
     from flash_attn import flash_attn_varlen_func
@@ -31,8 +33,13 @@ MERGE_TOKENS = 512  # answers of a group share one SDPA call up to this many que
 class Layout(Protocol):
     """What the text model gets as its `layout` keyword: it computes the attention of one layer."""
 
+    @property
+    def read(self) -> Tensor | None:
+        """Places [W] of the row whose final hidden states are read; None where that is all of them."""
+        ...
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Query [B, H, T, d], key and value [B, h, T, d] of this call's tokens -> [B, T, H, d]."""
+        """Query [B, H, T, d] (or [B, H, W, d] at the places read), key and value [B, h, T, d] of this call's tokens -> [B, T or W, H, d]."""
         ...
 
 
@@ -49,6 +56,44 @@ AttentionInterface.register(NAME, segment_attention)
 def use_segment_attention(text_config: Any) -> None:
     """Switches a Qwen3-VL's text model (not its vision tower) to segment attention; its forward then needs `layout=`."""
     text_config._attn_implementation = NAME
+
+
+class ReadLayer(Qwen3VLTextDecoderLayer):
+    """The last decoder layer, computed only where it is read. The same sums as its parent's, in values and gradients (tested)."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *args: Any, layout: Layout | None = None, **kwargs: Any) -> Tensor:
+        """[B, T, D] -> [B, T, D], zero where the layout does not read it; a layout that reads everything, or none, gets the plain layer."""
+        read = layout.read if layout is not None else None
+        if layout is None or read is None:
+            return super().forward(hidden_states, position_embeddings, *args, layout=layout, **kwargs)
+        attention, normed = self.self_attn, self.input_layernorm(hidden_states)
+        cos, sin = (part.unsqueeze(1) for part in position_embeddings)  # [1, 1, T, d]
+
+        def heads(projected: Tensor) -> Tensor:
+            return projected.unflatten(-1, (-1, attention.head_dim))
+
+        query = attention.q_norm(heads(attention.q_proj(normed[:, read]))).transpose(1, 2)
+        key = attention.k_norm(heads(attention.k_proj(normed))).transpose(1, 2)
+        value = heads(attention.v_proj(normed)).transpose(1, 2)
+        query = query * cos[:, :, read] + rotate_half(query) * sin[:, :, read]
+        key = key * cos + rotate_half(key) * sin
+        attended = layout.attend(attention.layer_idx, query, key, value, attention.scaling)
+        out = hidden_states[:, read] + attention.o_proj(attended.flatten(-2))
+        out = out + self.mlp(self.post_attention_layernorm(out))
+        return torch.zeros_like(hidden_states).index_copy(1, read, out)
+
+
+def use_read_layer(text_model: Any) -> None:
+    """Makes the last layer of a Qwen3-VL's text model a ReadLayer: nearly a layer's work on a long prompt is saved."""
+    text_model.layers[-1].__class__ = ReadLayer
+
+
+class _Call(NamedTuple):
+    """One call of SDPA."""
+
+    queries: int
+    pieces: tuple[int, ...]  # of the row's pieces, whose keys it sees
+    mask: Tensor | None  # [queries, keys]; None where it is plainly causal
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -76,55 +121,115 @@ class PackLayout:
         self.num_tokens = sum(prompt + sum(answers) for prompt, answers in self.groups)
         self.device, self.keep = torch.device(device), keep
 
+    @cached_property
+    def read(self) -> Tensor:
+        """Places [W] that are read: the last token of every prompt, and all answer tokens."""
+        places, start = [], 0
+        for prompt, answers in self.groups:
+            places.append(torch.arange(start + prompt - 1, start + prompt + sum(answers)))
+            start += prompt + sum(answers)
+        return torch.cat(places).to(self.device)
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Query [1, H, T, d], key and value [1, h, T, d] -> [1, T, H, d]."""
+        """Query [1, H, T, d] or [1, H, W, d] at the places read, key and value [1, h, T, d] -> [1, T or W, H, d]."""
         if self.keep is not None:
             self.keep.append((key[0], value[0]))
+        whole = query.shape[2] == self.num_tokens
         if query.is_cuda and flash_attn_varlen_func is not None and query.dtype in (torch.bfloat16, torch.float16):
-            return self._flash(query, key, value, scale)
-        pieces = list(zip(*(x.split([length for length, _, _ in self._calls], dim=2) for x in (query, key, value)), strict=True))
+            return self._flash(query, key, value, scale, self._segments if whole else self._read_segments)
+        calls = self._calls if whole else self._read_calls
+        keys, values = (x.split(self._pieces, dim=2) for x in (key, value))
         parts = []
-        for (q, k, v), (_, prompt, mask) in zip(pieces, self._calls, strict=True):
-            if prompt is not None:
-                k, v = (torch.cat(pair, 2) for pair in zip(pieces[prompt][1:], (k, v), strict=True))
+        for q, (_, pieces, mask) in zip(query.split([call.queries for call in calls], dim=2), calls, strict=True):
+            k, v = (torch.cat([x[i] for i in pieces], 2) if len(pieces) > 1 else x[pieces[0]] for x in (keys, values))
             parts.append(_sdpa(q, k, v, mask, scale).transpose(1, 2))
         return torch.cat(parts, 1)
 
+    # ------------------------------------------------------------------------------------- as slices, for SDPA
+
     @cached_property
-    def _calls(self) -> list[tuple[int, int | None, Tensor | None]]:
-        """SDPA calls in order of the row: (queries, call of the prompt that they also see, mask or None where it is plainly causal)."""
-        calls: list[tuple[int, int | None, Tensor | None]] = []
+    def _cuts(self) -> list[tuple[int, list[list[int]]]]:
+        """Of every group: tokens of its first piece, and the answers of its further ones. One answer continues the prompt: a single causal sequence."""
+        cuts: list[tuple[int, list[list[int]]]] = []
         for prompt, answers in self.groups:
-            if len(answers) < 2:  # one answer continues the prompt: a single causal sequence
-                calls.append((prompt + sum(answers), None, None))
+            if len(answers) < 2:
+                cuts.append((prompt + sum(answers), []))
                 continue
-            context, waiting = len(calls), list(answers)
-            calls.append((prompt, None, None))
-            while waiting:
-                merged = [waiting.pop(0)]
-                while waiting and sum(merged) + waiting[0] <= MERGE_TOKENS:
-                    merged.append(waiting.pop(0))
-                own = torch.block_diag(*(torch.ones(r, r, dtype=torch.bool).tril() for r in merged))
-                mask = torch.cat([torch.ones(sum(merged), prompt, dtype=torch.bool), own], 1).to(self.device)
-                calls.append((sum(merged), context, mask))
+            merged: list[list[int]] = []
+            for length in answers:
+                if merged and sum(merged[-1]) + length <= MERGE_TOKENS:
+                    merged[-1].append(length)
+                else:
+                    merged.append([length])
+            cuts.append((prompt, merged))
+        return cuts
+
+    @cached_property
+    def _pieces(self) -> list[int]:
+        """Tokens of every piece, in order of the row."""
+        return [length for first, merged in self._cuts for length in (first, *map(sum, merged))]
+
+    @cached_property
+    def _calls(self) -> list[_Call]:
+        """Calls whose queries are the whole row: one a piece."""
+        calls: list[_Call] = []
+        for first, merged in self._cuts:
+            context = len(calls)
+            calls.append(_Call(first, (context,), None))
+            for answers in merged:
+                calls.append(_Call(sum(answers), (context, len(calls)), self._mask(first, answers)))
         return calls
+
+    @cached_property
+    def _read_calls(self) -> list[_Call]:
+        """Calls whose queries are the places read: a prompt's last token goes with its first answers."""
+        calls: list[_Call] = []
+        place = 0
+        for (prompt, answers), (first, merged) in zip(self.groups, self._cuts, strict=True):
+            if not merged:
+                mask = torch.ones(1 + sum(answers), first, dtype=torch.bool).tril(prompt - 1)
+                calls.append(_Call(len(mask), (place,), mask.to(self.device)))
+            for number, part in enumerate(merged, 1):
+                mask = self._mask(first, part)
+                if number == 1:
+                    last = torch.arange(mask.shape[1], device=self.device) < prompt
+                    mask = torch.cat([last[None], mask])
+                calls.append(_Call(len(mask), (place, place + number), mask))
+            place += 1 + len(merged)
+        return calls
+
+    def _mask(self, prompt: int, answers: Sequence[int]) -> Tensor:
+        """[answer tokens, prompt + answer tokens]: every answer sees the prompt and itself."""
+        own = torch.block_diag(*(torch.ones(r, r, dtype=torch.bool).tril() for r in answers))
+        return torch.cat([torch.ones(len(own), prompt, dtype=torch.bool), own], 1).to(self.device)
+
+    # ------------------------------------------------------------------------- as lists of lengths, for flash-attn
 
     @cached_property
     def _segments(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
         """For the varlen kernel: key index [K], cumulative query and key lengths [segments + 1], longest of each."""
+        return self._lists(whole=True)
+
+    @cached_property
+    def _read_segments(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
+        """The same for the places read: of a prompt's queries the last."""
+        return self._lists(whole=False)
+
+    def _lists(self, *, whole: bool) -> tuple[Tensor, Tensor, Tensor, int, int]:
         keys, query_lengths, key_lengths, start = [], [], [], 0
         for prompt, answers in self.groups:
             context = torch.arange(start, start + prompt)
             for number, length in enumerate((prompt, *answers)):
                 own = torch.arange(start, start + length)
                 keys += [context, own] if number else [own]
-                query_lengths.append(length)
+                query_lengths.append(length if number or whole else 1)
                 key_lengths.append(length + (prompt if number else 0))
                 start += length
         cumulative = [torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32) for lengths in (query_lengths, key_lengths)]
         return torch.cat(keys).to(self.device), cumulative[0], cumulative[1], max(query_lengths), max(key_lengths)
 
-    def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        index, query_ends, key_ends, longest_query, longest_key = self._segments
+    @staticmethod
+    def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, segments: tuple[Tensor, Tensor, Tensor, int, int]) -> Tensor:
+        index, query_ends, key_ends, longest_query, longest_key = segments
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, d]
         return flash_attn_varlen_func(q, k[index], v[index], query_ends, key_ends, longest_query, longest_key, softmax_scale=scale, causal=True)[None]

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
-from rmsweb.engine.attention import use_segment_attention
+from rmsweb.engine.attention import use_read_layer, use_segment_attention
 from rmsweb.engine.lora import merged_state_dict
 from rmsweb.engine.packing import EncodedPrompt, Pack
 from rmsweb.pictures import load_picture
@@ -79,7 +79,7 @@ class Scorer(nn.Module):
         self.model = model
 
     def hidden(self, pack: Pack) -> Tensor:
-        """Final hidden states [T, D] of a row."""
+        """Final hidden states [T, D] of a row, at the places that its layout reads (a prompt's last token, and answers)."""
         backbone = self.model.model
         embeddings = backbone.language_model.embed_tokens(pack.ids)  # [1, T, D]
         visual: dict[str, Any] = {}
@@ -129,6 +129,7 @@ class PolicyModel:
         name: str = "",
     ) -> None:
         use_segment_attention(model.model.language_model.config)
+        use_read_layer(model.model.language_model)
         self.model, self.tokenizer, self.prompt_config, self.name = model.to(device).eval(), tokenizer, prompt_config, name
         self.scorer = Scorer(self.model)
         self.device, self.pixel_format = torch.device(device), pixel_format or PixelFormat()

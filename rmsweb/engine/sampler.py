@@ -60,6 +60,8 @@ class RolloutCache:
     The rollouts of a prompt act as n queries of one matrix product with the prompt's keys.
     """
 
+    read = None  # every token's hidden state is read
+
     def __init__(self, lengths: Sequence[int], n: int, max_new: int) -> None:
         self.lengths, self.n, self.max_new, self.step = list(lengths), n, max_new, 0
         self.prompt: list[tuple[Tensor, Tensor]] = []  # a layer: keys, values [B, h, P, d]
