@@ -47,7 +47,7 @@ POLICIES = {
     "rl-no-anchor": "SFT + RL without anchor",
     "rl-mined": "SFT + RL on the mined states alone",
 }
-PAIRS = (("sft", "base"), ("rl", "sft"), ("rl", "sft-mined"), ("rl", "rl-no-anchor"), ("rl", "rl-mined"))
+PAIRS = (("sft", "base"), ("rl", "sft"), ("rl", "sft-mined"), ("rl", "rl-no-anchor"), ("rl", "rl-mined"), ("rl-mined", "sft"), ("sft-mined", "sft"))
 FOLLOWERS = 2
 COURSE = ("std_rejected_frac", "competence_rejected_frac", "reward_mean", "best_of_n", "kl", "gap", "format_error_frac", "dev_reward")
 SHARED = ("tasks", "collect", "collect-dev")
