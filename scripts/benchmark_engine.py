@@ -198,11 +198,17 @@ def line(name: str, prompt: int, response: int, n: int, token_ratio: float, meas
     return {**sizes, **measured, "device": device}
 
 
-def mfu(policy: PolicyModel, num_tokens: int, seconds: float) -> Line:
-    """Share of the GPU's peak: two FLOPs a weight and token forward, two for the gradient of activations (the weights are frozen), attention not counted."""
+def mfu(policy: PolicyModel, packs: Sequence[Pack], seconds: float) -> Line:
+    """Share of the GPU's peak: two FLOPs a weight and token forward, two for the gradient of activations (the weights are frozen), attention not counted.
+
+    Of the last layer, what is computed at the places read alone counts for those alone.
+    """
     peak = next((flops for part, flops in PEAK_FLOPS.items() if GPU and part in torch.cuda.get_device_name()), None)
-    weights = sum(p.numel() for p in policy.model.model.language_model.layers.parameters())
-    return {} if peak is None else {"mfu": round(4 * weights * num_tokens / seconds / peak, 3)}
+    layers = policy.model.model.language_model.layers
+    last = [layers[-1].mlp, layers[-1].self_attn.q_proj, layers[-1].self_attn.o_proj]
+    every, few = (sum(p.numel() for part in parts for p in part.parameters()) for parts in (layers, last))
+    work = sum((every - few) * pack.num_tokens + few * len(pack.layout.read) for pack in packs)
+    return {} if peak is None else {"mfu": round(4 * work / seconds / peak, 3)}
 
 
 def gradients(parameters: Sequence[torch.nn.Parameter], logprobs: Tensor) -> list[Tensor]:
@@ -254,7 +260,7 @@ def update(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, 
         sides = [lambda pack=pack, f=f: gradients(parameters, f(pack)) for f in (policy.response_logprobs, lambda pack: separate(policy, pack))]
         worst = check_equal("update", *(side() for side in sides), 0.1 if GPU else 1e-5)
         measured = compare(*sides, repeats)
-        measured |= mfu(policy, pack.num_tokens, measured["ours_s"])
+        measured |= mfu(policy, [pack], measured["ours_s"])
         yield line("update", size, response, n, n * (size + response) / pack.num_tokens, {**measured, "gradient_difference": float(f"{worst:.1e}")})
 
 
@@ -311,7 +317,7 @@ def sft(
         worst = check_equal("sft", run("packed"), run(name), 0.1 if GPU else 1e-5)
         measured = compare(lambda: run("packed"), lambda name=name: run(name), repeats)
         measured |= {"baseline": {"batch": f"one batch of {num_samples}", "sorted": "sorted batches of 4"}[name], "gradient_difference": float(f"{worst:.1e}")}
-        measured |= mfu(policy, sum(lengths), measured["ours_s"])
+        measured |= mfu(policy, packs["packed"], measured["ours_s"])
         yield line("sft", round(statistics.mean(lengths)) - response, response, 1, padded / sum(lengths), measured)
 
 

@@ -16,6 +16,7 @@ TRAIN_TASKS=240 DEV_TASKS=32 HELD_OUT_TASKS=36  # tasks of each split; held-out 
 MAX_STEPS=12                                    # agent turns of a run
 POOL_RUNS=1 RUNS=3                              # runs of the SFT policy on each training task; runs of each policy on each held-out task (paper: 3)
 SFT_EPOCHS=4 SFT_BATCH=16 SFT_LR=1e-3           # paper: 3, 32, 1e-4
+FOLLOWERS=2                                     # steps of the success behind each mined state that RL sees too (paper: 0)
 RL_STEPS=100 RL_LR=3e-5                         # paper: not stated, 8e-6
 TRAIN_BATCH=8 MINI_BATCH=4 GENERATIONS=4        # B, M and generation batches a step (paper: 64, 16, 16)
 CONCURRENCY=4                                   # browsers at a time (paper: 16)
@@ -85,12 +86,12 @@ SFT="$OUT/train-sft/checkpoint-best"
 # ------------------------------------- 4 mining: where do runs of the same task part, one succeeding and one failing?
 run pool evaluate.py --policy "$SFT" --tasks "$OUT/tasks/train.jsonl" --split train --out "$OUT/pool" --runs $POOL_RUNS --max-steps $MAX_STEPS \
   --temperature 1 --top-p 1 --top-k 0 --stop-on-stall --concurrency $CONCURRENCY --seed 1
-MINE=(--judge-url "$URL" --judge-model scripted-failure-judge --tokenizer "$BASE")
+MINE=(--judge-url "$URL" --judge-model scripted-failure-judge --tokenizer "$BASE" --followers $FOLLOWERS)
 run mine mine.py --pool "$OUT/collect" "$OUT/pool" --split train --out "$OUT/mined" "${MINE[@]}"
 run mine mine.py --pool "$OUT/collect-dev" --split dev --out "$OUT/mined-dev" "${MINE[@]}"
 
-# ----------------------------------------------------------------------- 5 Salvage-DS on the mined states, without a browser
-run rl train_rl.py --model "$SFT" --states "$OUT/mined/mined.jsonl" --dev-states "$OUT/mined-dev/mined.jsonl" "$OUT/mined-dev/ordinary.jsonl" \
+# --------------------------------------- 5 Salvage-DS on the mined states and those behind them, without a browser
+run rl train_rl.py --model "$SFT" --states "$OUT"/mined/{mined,followers}.jsonl --dev-states "$OUT"/mined-dev/{mined,ordinary}.jsonl \
   --out "$OUT/train-rl" --max-steps $RL_STEPS --lr $RL_LR --train-batch $TRAIN_BATCH --mini-batch $MINI_BATCH --num-rollouts 8 \
   --max-generation-batches $GENERATIONS --lora-rank 32 --lora-alpha 64 --response-budget 40 --threads 1 --seed 42
 RL="$OUT/train-rl/checkpoint-last" # as in the study: these few dev states are answered right from the start, so checkpoint-best would be chance

@@ -1,14 +1,16 @@
-"""One seed of the study: base, SFT, SFT + RL and two controls on the held-out tasks, every stage in a real browser where it needs one.
+"""One seed of the study: base, SFT, SFT + RL and three controls on the held-out tasks, every stage in a real browser where it needs one.
 
     python scripts/study.py --seed 0     runs what is missing of runs/study/seed0, then writes its report.html and docs/study/seed0.json
     python scripts/study.py --table      prints the tables of README.md from docs/study/seed*.json
     python scripts/study.py --details    prints those of docs/study.md: failures by mode, the course of RL, seconds by stage
 
-The controls start from the same SFT checkpoint: plain supervised training on the mined targets for as many updates as RL's accepted groups make, and RL
-without the salvage anchor. Of all three the last checkpoint is evaluated: on dev the SFT policy is right in nearly every mined state, which leaves
-nothing to choose by. All seeds share the tasks and the scripted teacher's runs; they differ in training, in the policy's runs that are
-mined, and in evaluation. A stage is done once: it is known by the hash of its command, of the code, and of the stages before it; one that
-was interrupted goes on with --resume; several seeds may run at a time. Nothing here reads a held-out task before the evaluations.
+RL trains on the mined states and on the two steps of the success behind each of them (`mine.py --followers`). The controls start from the
+same SFT checkpoint: plain supervised training on the same targets for as many updates as RL makes at most (on accepted and retained
+groups), RL without the salvage anchor, and RL on the mined states alone, which are the paper's corpus. Of all four the last checkpoint is
+evaluated: on dev the SFT policy is right in nearly every mined state, which leaves nothing to choose by. All seeds share the tasks and the
+scripted teacher's runs; they differ in training, in the policy's runs that are mined, and in evaluation. A stage is done once: it is known
+by the hash of its command, of the code, and of the stages before it; one that was interrupted goes on with --resume; several seeds may run
+at a time. Nothing here reads a held-out task before the evaluations.
 """
 
 import argparse
@@ -34,11 +36,19 @@ from rmsweb.results import Folder, failure_modes, figures  # noqa: E402  the pro
 from rmsweb.stats import Estimate, evidence, paired_difference, pass_at_1_estimate  # noqa: E402
 
 RESULTS = ROOT / "docs" / "study"
-TRAIN, DEV, HELD_OUT, MAX_STEPS, RUNS = 400, 60, 72, 12, 3
+TRAIN, DEV, HELD_OUT, MAX_STEPS, RUNS = 400, 60, 108, 12, 3
 RL_STEPS, TRAIN_BATCH, MINI_BATCH = 100, 8, 4
 CONCURRENCY = "4"
-POLICIES = {"base": "base", "sft": "SFT", "rl": "SFT + RL", "sft-mined": "SFT + supervised on the mined targets", "rl-no-anchor": "SFT + RL without anchor"}
-PAIRS = (("sft", "base"), ("rl", "sft"), ("rl", "sft-mined"), ("rl", "rl-no-anchor"))
+POLICIES = {
+    "base": "base",
+    "sft": "SFT",
+    "rl": "SFT + RL",
+    "sft-mined": "SFT + supervised on the same states",
+    "rl-no-anchor": "SFT + RL without anchor",
+    "rl-mined": "SFT + RL on the mined states alone",
+}
+PAIRS = (("sft", "base"), ("rl", "sft"), ("rl", "sft-mined"), ("rl", "rl-no-anchor"), ("rl", "rl-mined"), ("rl-mined", "sft"), ("sft-mined", "sft"))
+FOLLOWERS = 2
 COURSE = ("std_rejected_frac", "competence_rejected_frac", "reward_mean", "best_of_n", "kl", "gap", "format_error_frac", "dev_reward")
 SHARED = ("tasks", "collect", "collect-dev")
 REPORTED = (*SHARED[1:], "train-sft", "pool", "mined", "mined-dev", "train-rl", "base", "sft", "rl")
@@ -75,7 +85,7 @@ def stages(seed: int, out: Path) -> list[Stage]:
         return Stage(at(name), command("collect", name, "--tasks", f"{at('tasks')}/{split}.jsonl", "--split", split, *roles, *small, *limits), ("tasks",))
 
     def mine(name: str, split: str, *pool: str) -> Stage:
-        judge = ("--judge-url", "URL", "--judge-model", "scripted-failure-judge", "--tokenizer", BASE)
+        judge = ("--judge-url", "URL", "--judge-model", "scripted-failure-judge", "--tokenizer", BASE, "--followers", FOLLOWERS)
         return Stage(at(name), command("mine", name, "--pool", *map(at, pool), "--split", split, *judge), pool, resumes=False)
 
     def evaluate(name: str, policy: str, *flags: object, split: str = "held-out", runs: int = RUNS, needs: tuple[str, ...] = ()) -> Stage:
@@ -84,21 +94,30 @@ def stages(seed: int, out: Path) -> list[Stage]:
             at(name), command("evaluate", name, "--policy", policy, "--tasks", f"{at('tasks')}/{split}.jsonl", "--split", split, *limits, *flags), needs
         )
 
-    def rl(name: str, *flags: object) -> Stage:
-        states = ("--states", f"{at('mined')}/mined.jsonl", "--dev-states", f"{at('mined-dev')}/mined.jsonl", f"{at('mined-dev')}/ordinary.jsonl")
+    def rl(name: str, *flags: object, states: Sequence[str] = ("mined", "followers")) -> Stage:
+        files = (
+            "--states",
+            *(f"{at('mined')}/{kind}.jsonl" for kind in states),
+            "--dev-states",
+            f"{at('mined-dev')}/mined.jsonl",
+            f"{at('mined-dev')}/ordinary.jsonl",
+        )
         sizes = ("--max-steps", RL_STEPS, "--train-batch", TRAIN_BATCH, "--mini-batch", MINI_BATCH, "--num-rollouts", 8, "--max-generation-batches", 4)
         rest = ("--lr", "3e-5", "--lora-rank", 32, "--lora-alpha", 64, "--response-budget", 40, "--threads", 1, "--seed", seed)
-        return Stage(at(name), command("train_rl", name, "--model", sft, *states, *sizes, *rest, *flags), ("train-sft", "mined", "mined-dev"))
+        return Stage(at(name), command("train_rl", name, "--model", sft, *files, *sizes, *rest, *flags), ("train-sft", "mined", "mined-dev"))
 
     def train_sft(name: str, model: str, samples: Sequence[str], needs: tuple[str, ...], *flags: object) -> Stage:
-        files = ("--samples", samples[0], "--dev-samples", *samples[1:])
-        return Stage(at(name), command("train_sft", name, "--model", model, *files, "--accumulation", 1, "--threads", 1, "--seed", seed, *flags), needs)
+        return Stage(at(name), command("train_sft", name, "--model", model, *samples, "--accumulation", 1, "--threads", 1, "--seed", seed, *flags), needs)
 
     sft = f"{at('train-sft')}/checkpoint-best"
-    successes = [f"{at(name)}/samples.jsonl" for name in ("collect", "collect-dev")]
-    targets = [f"{at('mined')}/mined.jsonl", f"{at('mined-dev')}/mined.jsonl", f"{at('mined-dev')}/ordinary.jsonl"]
+    successes = ("--samples", f"{at('collect')}/samples.jsonl", "--dev-samples", f"{at('collect-dev')}/samples.jsonl")
+    targets = tuple(
+        part
+        for flag, name in (("--samples", "mined"), ("--dev-samples", "mined-dev"))
+        for part in (flag, f"{at(name)}/mined.jsonl", f"{at(name)}/followers.jsonl")
+    )
     clone = ("--epochs", 6, "--lr", "1e-3", "--per-device-batch", 16, "--warmup-ratio", 0.05, "--lora-rank", 64, "--lora-alpha", 128)
-    updates = ("--epochs", 1000, "--max-steps", RL_STEPS * TRAIN_BATCH // MINI_BATCH, "--per-device-batch", MINI_BATCH)
+    updates = ("--epochs", 1000, "--max-steps", RL_STEPS * 2 * TRAIN_BATCH // MINI_BATCH, "--per-device-batch", MINI_BATCH)
     control = (*updates, "--lr", "3e-5", "--warmup-ratio", 0, "--lora-rank", 32, "--lora-alpha", 64)
     sizes = ("--train", TRAIN, "--dev", DEV, "--held-out", HELD_OUT)
     return [
@@ -111,10 +130,14 @@ def stages(seed: int, out: Path) -> list[Stage]:
         mine("mined-dev", "dev", "collect-dev"),
         rl("train-rl"),
         rl("train-rl-no-anchor", "--salvage-weight", 0),
+        rl("train-rl-mined", states=("mined",)),
         train_sft("train-sft-mined", sft, targets, ("train-sft", "mined", "mined-dev"), *control),
         evaluate("base", BASE, needs=("tasks",)),
         evaluate("sft", sft, needs=("tasks", "train-sft")),
-        *(evaluate(name, f"{at(f'train-{name}')}/checkpoint-last", needs=("tasks", f"train-{name}")) for name in ("rl", "sft-mined", "rl-no-anchor")),
+        *(
+            evaluate(name, f"{at(f'train-{name}')}/checkpoint-last", needs=("tasks", f"train-{name}"))
+            for name in ("rl", "sft-mined", "rl-no-anchor", "rl-mined")
+        ),
     ]
 
 

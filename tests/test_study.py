@@ -72,7 +72,7 @@ def test_a_stage_runs_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_the_table_pools_the_seeds() -> None:
     """Columns are the seeds and all of them together; a difference is paired by task over the runs of all seeds."""
-    runs = {"base": [0, 0], "sft": [1, 0], "rl": [1, 1], "sft-mined": [1, 0], "rl-no-anchor": [1, 1]}
+    runs = {"base": [0, 0], "sft": [1, 0], "rl": [1, 1], "sft-mined": [1, 0], "rl-no-anchor": [1, 1], "rl-mined": [1, 1]}
     results = [{"seed": seed, "outcomes": {name: {"t0": outcome, "t1": outcome} for name, outcome in runs.items()}} for seed in (0, 1)]
     text = "\n".join(study.markdown(results))
     assert "| SFT | 50.0 | 50.0 | 50.0 |" in text
@@ -86,9 +86,9 @@ def test_the_details_add_up_the_seeds_and_average_the_steps() -> None:
     rl = [{"step": 0, "dev_reward": 0.25}, *({"step": step, "kl": step / 100} for step in (1, 20, 21))]
     item = {"policies": dict.fromkeys(study.POLICIES, figures), "rl": rl, "seconds": {"tasks": 1.4, "collect": 100.0}}
     text = "\n".join(study.details([item | {"seed": seed} for seed in (0, 1)]))
-    assert "| failed runs: evidence | 4 | 4 | 4 | 4 | 4 |" in text
-    assert "| turns of a successful run |  |  |  |  |  |" in text
-    assert "| unusable answers, % of turns | 1.0 | 1.0 | 1.0 | 1.0 | 1.0 |" in text
+    assert "| failed runs: evidence | 4 | 4 | 4 | 4 | 4 | 4 |" in text
+    assert "| turns of a successful run |  |  |  |  |  |  |" in text
+    assert "| unusable answers, % of turns | 1.0 | 1.0 | 1.0 | 1.0 | 1.0 | 1.0 |" in text
     assert "| kl | 0.105 | 0.210 |  |  |  |" in text
     assert text.endswith("| total | 101 | 101 |")
 

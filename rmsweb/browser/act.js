@@ -8,6 +8,7 @@
   const words = (text, limit = 60) => { const s = squeeze(text); return s.length > limit ? s.slice(0, limit) + "..." : s; };
   const describe = (el) => {
     if (!el) return "nothing";
+    if (dom.hides(el)) return "<form>";
     const name = words(dom.nameOf(el));
     const id = el.getAttribute("id");
     return `<${el.localName}${id ? ` id=${words(id)}` : ""}>` + (name ? ` "${name}"` : "");
@@ -40,18 +41,16 @@
   const suggests = (el) => el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete");
   // The next press is meant for one node. Where it would reach another, because the page moved at the last moment, the page does not get it. Where the page
   // moves between press and release, the browser gives the click to what holds both nodes, which nobody aimed at: the page does not get that click either.
+  // A click that goes to such a node while the element still lies under the pointer is the page's own doing: it captured the pointer.
   const AIM_MS = 5000;
   let aim = null; // stays null where no listener runs
   const aimAt = (el) => { aim = still ? null : { el, until: now() + AIM_MS }; };
   const around = (hit, el) => { // what holds the pressed node and is not the element
     const found = new Set();
-    for (let n = hit; n; n = dom.parentOf(n)) if (n.nodeType === 1 && !dom.leadsTo(n, el)) found.add(n);
+    for (let n = hit; n; n = dom.parentOf(n)) if (n instanceof Element && !dom.leadsTo(n, el)) found.add(n);
     return found;
   };
-  const targetOf = (event) => { // a closed root keeps it to itself: then what lies there
-    const at = event.composedPath()[0];
-    return at.nodeType === 1 && dom.shadow(at) && !at.shadowRoot ? dom.hitAt(event.clientX, event.clientY) : at;
-  };
+  const lies = (el, event) => { const hit = dom.hitAt(event.clientX, event.clientY); return !!hit && el.isConnected && dom.leadsTo(hit, el); };
   for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
     window.addEventListener(type, (event) => {
       if (aim && now() > aim.until) aim = null;
@@ -61,8 +60,8 @@
         aim.missed = !aim.el || !dom.leadsTo(aim.hit, aim.el);
         aim.around = aim.missed ? null : around(aim.hit, aim.el);
       }
-      const stray = type === "click" && !!aim.around?.has(targetOf(event));
-      aim.clicked ||= type === "click" && !stray;
+      const stray = type === "click" && aim.around?.has(event.composedPath()[0]) && !lies(aim.el, event);
+      if (type === "click" && !stray) aim.clicked = true;
       if (aim.missed || stray) { event.preventDefault(); event.stopImmediatePropagation(); }
     }, true);
   }
@@ -117,7 +116,7 @@
   // Whether a click at a point would reach the element now.
   const reaches = (id, x, y) => {
     const el = find(id), hit = dom.hitAt(x, y);
-    return el ? { yes: !!hit && dom.leadsTo(hit, el), hit: describe(hit) } : GONE;
+    return !el ? GONE : hit && dom.leadsTo(hit, el) ? { yes: true } : { yes: false, hit: describe(hit) };
   };
 
   // What the browser said against sending a form since the last `prepare`, in a bubble that is not part of the page.

@@ -128,11 +128,11 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
         x, y = await _point(window, target, fact)
         await window.page.mouse.move(x, y)
         over = await ask(target.frame, "reaches", target.node, fact["x"], fact["y"], token=target.token)
-        if over.get("yes", "error" not in over):  # a document that does not answer gets the press
+        if not over or over.get("yes"):  # a document that does not answer gets the press
             break
         fact = await target.call("prepare")
         if tries == MAX_HOVERS:
-            raise ActionProblem(f"{target.label} moves under the pointer: {over['hit']} is in its place")
+            raise ActionProblem(f"{target.label} moves under the pointer: {over.get('hit', 'nothing')} is in its place")
     if ctrl:
         await window.page.keyboard.down("Control")
     try:
@@ -144,7 +144,7 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
     became = await ask(target.frame, "pressed", token=target.token)  # a document that does not answer has got it
     if became.get("missed"):
         raise ActionProblem(f"{target.label} {became['missed']}")
-    return x, y, "" if became.get("clicked", True) else "; it changed under the press, so the page got no click on it"
+    return x, y, "" if became.get("clicked", True) else "; the page got the press but no click: look whether the press alone was enough"
 
 
 async def _refusal(frame: Frame) -> str:
@@ -392,7 +392,8 @@ async def select(window: Window, p: dict[str, Any]) -> ActionResult:
         kept = await _choose(window, target, option["id"])
         if kept is not None and option["text"] not in kept:
             raise ActionProblem(f"the page did not keep the choice: {target.label} shows {', '.join(kept)!r}")
+        note = ""
     else:
         place = replace(target, label=f"the option {option['text']!r}", node=option["id"])
-        await _press_mouse(window, place, await place.call("prepare"))
-    return ActionResult(message=f"chose {option['text']!r} in {target.label}")
+        *_, note = await _press_mouse(window, place, await place.call("prepare"))
+    return ActionResult(message=f"chose {option['text']!r} in {target.label}{note}")

@@ -37,7 +37,7 @@
     return removeEventListener.call(this ?? window, type, callback, ...rest);
   };
   addEventListener.call(document, "invalid", (event) => { if (state.invalid.length < 20) state.invalid.push(event.composedPath()[0]); }, true);
-  const { attachShadow } = Element.prototype;
+  const { attachShadow, closest } = Element.prototype;
   Element.prototype.attachShadow = function (options) {
     const root = attachShadow.call(this, options);
     if (options.mode === "closed") adopt(this, root);
@@ -95,7 +95,7 @@
     return hit;
   };
   const control = (el) => (el.localName === "label" ? el.control : null);
-  const leadsTo = (hit, el) => within(el, hit) || hit.closest("label")?.control === el || control(el) === hit; // a click on a label is one on its control
+  const leadsTo = (hit, el) => within(el, hit) || closest.call(hit, "label")?.control === el || control(el) === hit; // a click on a label is one on its control
   const POINTS = [[0.5, 0.5], [0.25, 0.25], [0.75, 0.75], [0.25, 0.75], [0.75, 0.25], [0.5, 0.1], [0.1, 0.5], [0.9, 0.5], [0.5, 0.9]];
   // The first of some points of the element where a click would reach it: {x, y}, or {blocker}, or {} where nothing of it is in `clip`.
   const pointOf = (el, clip, points = POINTS) => {
@@ -381,6 +381,6 @@
     return node && !recycled(id, node) ? node : null;
   };
   const api = { adopt, contentOf, list, now, later, childrenOf, report, quiet, token, state, idOf, nodeOf, pointOf, boxOf, meet, has, view, within, shadow,
-    hitAt, leadsTo, squeeze, nameOf, disabled, toggles, parentOf };
+    hitAt, leadsTo, hides, squeeze, nameOf, disabled, toggles, parentOf };
   Object.defineProperty(window, "__rms", { value: api, enumerable: false });
 })();
