@@ -7,7 +7,7 @@ branches, for people), ordinary.jsonl (other steps of the same successes, half o
 --followers also followers.jsonl, what the success did next.
 
 ours: followers are no part of the paper's corpus (0 is its value). A mined answer is never `done`, and the careful step is always still to be
-taken; a very small policy that trains on such states alone unlearns to finish and repeats the careful step. Followers show it the way on.
+taken; a very small policy that trains on such states alone repeats that step or fails to finish more often (docs/study.md). Followers show the way on.
 """
 
 import asyncio
