@@ -15,7 +15,7 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,9 +105,8 @@ def _labeller(judge: EndpointPolicy) -> Judge:
     return label
 
 
-def ordinary_states(result: Mined, runs: Sequence[Run], render: Render, count: int, seed: int) -> list[tuple[StepSample, Path]]:
+def ordinary_states(mined: Set[tuple[str, int]], runs: Sequence[Run], render: Render, count: int, seed: int) -> list[tuple[StepSample, Path]]:
     """Up to `count` steps of successful runs that were not mined, drawn by seed, each with its run folder."""
-    mined = {(item.state.trajectory_id, item.state.step) for item in result.found}
     places = [(run, number) for run in sorted(runs, key=lambda run: run.key) if run.success for number in range(len(run.trajectory.steps))]
     random.Random(seed).shuffle(places)
     found: list[tuple[StepSample, Path]] = []
@@ -120,13 +119,11 @@ def ordinary_states(result: Mined, runs: Sequence[Run], render: Render, count: i
     return found
 
 
-def followers(result: Mined, render: Render, count: int) -> list[tuple[StepSample, Path]]:
+def followers(result: Mined, mined: Set[tuple[str, int]], render: Render, count: int) -> list[tuple[StepSample, Path]]:
     """The next `count` steps of the success behind each mined state, where they are not mined themselves, each with its run folder."""
-    mined = {(item.state.trajectory_id, item.state.step) for item in result.found}
     found: dict[tuple[str, int], tuple[StepSample, Path]] = {}
     for item in result.found:
-        first = item.state.step  # a step's number is one more than its place, so this is the place of the next one
-        for place in range(first, min(first + count, len(item.success.trajectory.steps))):
+        for place in range(item.state.step, len(item.success.trajectory.steps))[:count]:  # a step's number is the place of the next one
             sample = render(item.success, place)
             if sample is not None and (key := (sample.trajectory_id, sample.step)) not in mined:
                 found[key] = (sample, item.success.folder)
@@ -166,8 +163,9 @@ async def run(config: Config) -> int:
         bar.close()
         if judge is not None:
             await judge.client.aclose()
-    ordinary = ordinary_states(result, runs, render, config.ordinary, config.seed)
-    behind = followers(result, render, config.followers)
+    mined = {(item.state.trajectory_id, item.state.step) for item in result.found}
+    ordinary = ordinary_states(mined, runs, render, config.ordinary, config.seed)
+    behind = followers(result, mined, render, config.followers)
     copy_pictures(result, [*ordinary, *behind], folder.path)
     write_records(folder.path / "mined.jsonl", MinedState, (item.state for item in result.found))
     write_records(folder.path / "audit.jsonl", AuditRow, (item.audit for item in result.found))

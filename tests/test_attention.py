@@ -62,8 +62,8 @@ def test_read_places_are_what_predicts_and_what_is_predicted(groups):
 @given(GROUPS)
 def test_varlen_lengths_describe_the_same_segments(groups):
     """The lists for the GPU kernel: queries cover the row once, each segment's keys are its prompt and itself, in order; fewer queries have the same keys."""
-    index, query_ends, key_ends, longest_query, longest_key = PackLayout(groups)._segments
-    read_index, read_ends, read_key_ends, longest_read, _ = PackLayout(groups)._read_segments
+    index, query_ends, key_ends, longest_query, longest_key = PackLayout(groups)._segments[0]
+    read_index, read_ends, read_key_ends, longest_read, _ = PackLayout(groups)._segments[1]
     assert torch.equal(read_index, index)
     assert torch.equal(read_key_ends, key_ends)
     assert read_ends.diff().tolist() == [length if number else 1 for prompt, answers in groups for number, length in enumerate((prompt, *answers))]
@@ -118,7 +118,7 @@ def test_the_varlen_call_keeps_to_its_contract(groups):
     parts = [part.detach().to(torch.bfloat16).requires_grad_() for part in tensors(layout.num_tokens)]
     weight = torch.randn(1, layout.num_tokens, 4, 8)
     whole = torch.arange(layout.num_tokens)
-    for places, segments in ((whole, layout._segments), (layout.read, layout._read_segments)):
+    for places, segments in zip((whole, layout.read), layout._segments, strict=True):
         with patch.object(attention, "flash_attn_varlen_func", documented_varlen):
             out = layout._flash(parts[0][:, :, places], *parts[1:], 0.3, segments)
         oracle = dense(groups, *(part.float() for part in parts), 0.3)[:, places]

@@ -155,14 +155,13 @@ def test_page_sources_stay_short() -> None:
 
 
 def test_rooms_stay_within_their_budgets() -> None:
-    """The algorithm core has at most 700 lines, the playground 2,500. The package with the scripts was planned at 7,000 lines without the
-    playground; it has grown to 11,450 (the newest 50 compute the last layer only where it is read), a third of it docstrings, comments
-    and empty lines, and must not grow further."""
+    """The algorithm core has at most 700 lines, the playground 2,500. The package with the scripts was planned
+    at 7,000 lines without the playground; it has grown to 11,400, a third of it docstrings, comments and empty lines, and must not grow further."""
     sizes = {path: lines_of(path) for path in sources()}
     playground = sum(size for path, size in sizes.items() if PACKAGE / "playground" in path.parents)
     assert sum(sizes[PACKAGE / f"{name}.py"] for name in ("reward", "gating", "objective")) <= 700
     assert playground <= 2500
-    assert sum(sizes.values()) - playground <= 11_450
+    assert sum(sizes.values()) - playground <= 11_400
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.stem)

@@ -50,7 +50,7 @@
     for (let n = hit; n; n = dom.parentOf(n)) if (n instanceof Element && !dom.leadsTo(n, el)) found.add(n);
     return found;
   };
-  const lies = (el, event) => { const hit = dom.hitAt(event.clientX, event.clientY); return !!hit && el.isConnected && dom.leadsTo(hit, el); };
+  const lies = (el, x, y) => { const hit = dom.hitAt(x, y); return !!hit && el.isConnected && dom.leadsTo(hit, el); };
   for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
     window.addEventListener(type, (event) => {
       if (aim && now() > aim.until) aim = null;
@@ -60,7 +60,7 @@
         aim.missed = !aim.el || !dom.leadsTo(aim.hit, aim.el);
         aim.around = aim.missed ? null : around(aim.hit, aim.el);
       }
-      const stray = type === "click" && aim.around?.has(event.composedPath()[0]) && !lies(aim.el, event);
+      const stray = type === "click" && aim.around?.has(event.composedPath()[0]) && !lies(aim.el, event.clientX, event.clientY);
       if (type === "click" && !stray) aim.clicked = true;
       if (aim.missed || stray) { event.preventDefault(); event.stopImmediatePropagation(); }
     }, true);
@@ -115,8 +115,8 @@
   const check = (id) => (find(id) ? {} : GONE);
   // Whether a click at a point would reach the element now.
   const reaches = (id, x, y) => {
-    const el = find(id), hit = dom.hitAt(x, y);
-    return !el ? GONE : hit && dom.leadsTo(hit, el) ? { yes: true } : { yes: false, hit: describe(hit) };
+    const el = find(id);
+    return !el ? GONE : lies(el, x, y) ? { yes: true } : { yes: false, hit: describe(dom.hitAt(x, y)) };
   };
 
   // What the browser said against sending a form since the last `prepare`, in a bubble that is not part of the page.

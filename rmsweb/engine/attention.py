@@ -67,14 +67,10 @@ class ReadLayer(Qwen3VLTextDecoderLayer):
         if layout is None or read is None:
             return super().forward(hidden_states, position_embeddings, *args, layout=layout, **kwargs)
         attention, normed = self.self_attn, self.input_layernorm(hidden_states)
-        cos, sin = (part.unsqueeze(1) for part in position_embeddings)  # [1, 1, T, d]
-
-        def heads(projected: Tensor) -> Tensor:
-            return projected.unflatten(-1, (-1, attention.head_dim))
-
-        query = attention.q_norm(heads(attention.q_proj(normed[:, read]))).transpose(1, 2)
-        key = attention.k_norm(heads(attention.k_proj(normed))).transpose(1, 2)
-        value = heads(attention.v_proj(normed)).transpose(1, 2)
+        (cos, sin), heads = (part.unsqueeze(1) for part in position_embeddings), (-1, attention.head_dim)  # cos, sin [1, 1, T, d]
+        query = attention.q_norm(attention.q_proj(normed[:, read]).unflatten(-1, heads)).transpose(1, 2)
+        key = attention.k_norm(attention.k_proj(normed).unflatten(-1, heads)).transpose(1, 2)
+        value = attention.v_proj(normed).unflatten(-1, heads).transpose(1, 2)
         query = query * cos[:, :, read] + rotate_half(query) * sin[:, :, read]
         key = key * cos + rotate_half(key) * sin
         attended = layout.attend(attention.layer_idx, query, key, value, attention.scaling)
@@ -86,6 +82,9 @@ class ReadLayer(Qwen3VLTextDecoderLayer):
 def use_read_layer(text_model: Any) -> None:
     """Makes the last layer of a Qwen3-VL's text model a ReadLayer: nearly a layer's work on a long prompt is saved."""
     text_model.layers[-1].__class__ = ReadLayer
+
+
+_Segments = tuple[Tensor, Tensor, Tensor, int, int]
 
 
 class _Call(NamedTuple):
@@ -134,102 +133,58 @@ class PackLayout:
         """Query [1, H, T, d] or [1, H, W, d] at the places read, key and value [1, h, T, d] -> [1, T or W, H, d]."""
         if self.keep is not None:
             self.keep.append((key[0], value[0]))
-        whole = query.shape[2] == self.num_tokens
+        narrow = query.shape[2] != self.num_tokens
         if query.is_cuda and flash_attn_varlen_func is not None and query.dtype in (torch.bfloat16, torch.float16):
-            return self._flash(query, key, value, scale, self._segments if whole else self._read_segments)
-        calls = self._calls if whole else self._read_calls
-        keys, values = (x.split(self._pieces, dim=2) for x in (key, value))
+            return self._flash(query, key, value, scale, self._segments[narrow])
+        calls = self._calls[narrow]
+        keys, values = (x.split([call.queries for call in self._calls[0]], dim=2) for x in (key, value))
         parts = []
         for q, (_, pieces, mask) in zip(query.split([call.queries for call in calls], dim=2), calls, strict=True):
             k, v = (torch.cat([x[i] for i in pieces], 2) if len(pieces) > 1 else x[pieces[0]] for x in (keys, values))
             parts.append(_sdpa(q, k, v, mask, scale).transpose(1, 2))
         return torch.cat(parts, 1)
 
-    # ------------------------------------------------------------------------------------- as slices, for SDPA
-
     @cached_property
-    def _cuts(self) -> list[tuple[int, list[list[int]]]]:
-        """Of every group: tokens of its first piece, and the answers of its further ones. One answer continues the prompt: a single causal sequence."""
-        cuts: list[tuple[int, list[list[int]]]] = []
+    def _calls(self) -> tuple[list[_Call], list[_Call]]:
+        """SDPA calls, one a piece of the row (a prompt, some answers, or a prompt with its only answer), and those for the places read."""
+        whole: list[_Call] = []
+        read: list[_Call] = []
         for prompt, answers in self.groups:
-            if len(answers) < 2:
-                cuts.append((prompt + sum(answers), []))
-                continue
-            merged: list[list[int]] = []
-            for length in answers:
-                if merged and sum(merged[-1]) + length <= MERGE_TOKENS:
-                    merged[-1].append(length)
-                else:
-                    merged.append([length])
-            cuts.append((prompt, merged))
-        return cuts
+            context, waiting = len(whole), list(answers) if len(answers) > 1 else []
+            first = prompt if waiting else prompt + sum(answers)  # one answer continues the prompt: a single causal sequence
+            whole.append(_Call(first, (context,), None))
+            tail = torch.ones(first - prompt + 1, first, dtype=torch.bool).tril(prompt - 1)  # from the prompt's last token on
+            read.append(_Call(len(tail), (context,), tail.to(self.device)))
+            while waiting:
+                merged = [waiting.pop(0)]
+                while waiting and sum(merged) + waiting[0] <= MERGE_TOKENS:
+                    merged.append(waiting.pop(0))
+                own = torch.block_diag(*(torch.ones(r, r, dtype=torch.bool).tril() for r in merged))
+                mask = torch.cat([torch.ones(sum(merged), prompt, dtype=torch.bool), own], 1).to(self.device)
+                answered = _Call(sum(merged), (context, len(whole)), mask)
+                whole.append(answered)
+                read.append(answered)
+        return whole, read
 
     @cached_property
-    def _pieces(self) -> list[int]:
-        """Tokens of every piece, in order of the row."""
-        return [length for first, merged in self._cuts for length in (first, *map(sum, merged))]
-
-    @cached_property
-    def _calls(self) -> list[_Call]:
-        """Calls whose queries are the whole row: one a piece."""
-        calls: list[_Call] = []
-        for first, merged in self._cuts:
-            context = len(calls)
-            calls.append(_Call(first, (context,), None))
-            for answers in merged:
-                calls.append(_Call(sum(answers), (context, len(calls)), self._mask(first, answers)))
-        return calls
-
-    @cached_property
-    def _read_calls(self) -> list[_Call]:
-        """Calls whose queries are the places read: a prompt's last token goes with its first answers."""
-        calls: list[_Call] = []
-        place = 0
-        for (prompt, answers), (first, merged) in zip(self.groups, self._cuts, strict=True):
-            if not merged:
-                mask = torch.ones(1 + sum(answers), first, dtype=torch.bool).tril(prompt - 1)
-                calls.append(_Call(len(mask), (place,), mask.to(self.device)))
-            for number, part in enumerate(merged, 1):
-                mask = self._mask(first, part)
-                if number == 1:
-                    last = torch.arange(mask.shape[1], device=self.device) < prompt
-                    mask = torch.cat([last[None], mask])
-                calls.append(_Call(len(mask), (place, place + number), mask))
-            place += 1 + len(merged)
-        return calls
-
-    def _mask(self, prompt: int, answers: Sequence[int]) -> Tensor:
-        """[answer tokens, prompt + answer tokens]: every answer sees the prompt and itself."""
-        own = torch.block_diag(*(torch.ones(r, r, dtype=torch.bool).tril() for r in answers))
-        return torch.cat([torch.ones(len(own), prompt, dtype=torch.bool), own], 1).to(self.device)
-
-    # ------------------------------------------------------------------------- as lists of lengths, for flash-attn
-
-    @cached_property
-    def _segments(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
-        """For the varlen kernel: key index [K], cumulative query and key lengths [segments + 1], longest of each."""
-        return self._lists(whole=True)
-
-    @cached_property
-    def _read_segments(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
-        """The same for the places read: of a prompt's queries the last."""
-        return self._lists(whole=False)
-
-    def _lists(self, *, whole: bool) -> tuple[Tensor, Tensor, Tensor, int, int]:
-        keys, query_lengths, key_lengths, start = [], [], [], 0
+    def _segments(self) -> tuple[_Segments, _Segments]:
+        """For the varlen kernel, of the row and of the places read: key index [K], cumulative query and key lengths [segments + 1], longest of each."""
+        keys, key_lengths, whole, read, start = [], [], [], [], 0
         for prompt, answers in self.groups:
             context = torch.arange(start, start + prompt)
             for number, length in enumerate((prompt, *answers)):
                 own = torch.arange(start, start + length)
                 keys += [context, own] if number else [own]
-                query_lengths.append(length if number or whole else 1)
                 key_lengths.append(length + (prompt if number else 0))
+                whole.append(length)
+                read.append(length if number else 1)
                 start += length
-        cumulative = [torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32) for lengths in (query_lengths, key_lengths)]
-        return torch.cat(keys).to(self.device), cumulative[0], cumulative[1], max(query_lengths), max(key_lengths)
+        index = torch.cat(keys).to(self.device)
+        ends, whole_ends, read_ends = (torch.tensor([0, *x]).cumsum(0).to(self.device, torch.int32) for x in (key_lengths, whole, read))
+        return (index, whole_ends, ends, max(whole), max(key_lengths)), (index, read_ends, ends, max(read), max(key_lengths))
 
     @staticmethod
-    def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, segments: tuple[Tensor, Tensor, Tensor, int, int]) -> Tensor:
+    def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, segments: _Segments) -> Tensor:
         index, query_ends, key_ends, longest_query, longest_key = segments
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, d]
         return flash_attn_varlen_func(q, k[index], v[index], query_ends, key_ends, longest_query, longest_key, softmax_scale=scale, causal=True)[None]
