@@ -1,8 +1,9 @@
 """Evaluation: every task is run a fixed number of times in a real browser and judged (App. A).
 
-A run succeeds only if a `done` was executed and the judge agrees. Writes into --out: trajectories.rank*.jsonl, judgements.rank*.jsonl,
-screenshots/, metrics.jsonl, summary.json. With --split train the run folder is a pool that mine.py reads.
-Keys come from RMSWEB_POLICY_API_KEY and RMSWEB_JUDGE_API_KEY, else OPENAI_API_KEY.
+A run succeeds only if a `done` was executed and the judge agrees. Writes into --out:
+trajectories.rank*.jsonl, judgements.rank*.jsonl, screenshots/, metrics.jsonl, summary.json. With --split
+train the run folder is a pool that mine.py reads. Keys come from RMSWEB_POLICY_API_KEY and
+RMSWEB_JUDGE_API_KEY, else OPENAI_API_KEY.
 """
 
 import asyncio
@@ -19,16 +20,27 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rmsweb.agent import AgentOptions, Episode
-from rmsweb.benchmarks.environments import Environment, LiveWeb
-from rmsweb.benchmarks.tasks import load_tasks
 from rmsweb.browser.chromium import find_chromium
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
-from rmsweb.judges import judge_run
+from rmsweb.evaluation.environments import Environment, LiveWeb
+from rmsweb.evaluation.judges import judge_run
+from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.prompt import PromptConfig, approximate_tokens, load_prompt_config, save_prompt_config
 from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed, is_success
 from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, rank, write_json
-from rmsweb.runner import Job, Worker, browser_pool, commit, finished, judgements, repair, run_jobs, shard, trajectories
+from rmsweb.runner import (
+    Job,
+    Worker,
+    browser_pool,
+    commit,
+    finished,
+    judgements,
+    repair,
+    run_jobs,
+    shard,
+    trajectories,
+)
 from rmsweb.stats import cost, load_prices, pass_at_1_estimate, pass_at_k
 
 ARM = "evaluate"
@@ -40,15 +52,28 @@ class Config:
 
     tasks: Path = opt(help="task file: records.Task as JSONL (python -m rmsweb.playground tasks writes some)")
     out: Path = opt(help="run folder to write")
-    policy: Path | None = opt(None, "checkpoint folder, run in this process (paper: Qwen3-VL-8B/32B-Instruct, SFT and RL checkpoints)")
-    policy_url: str | None = opt(None, "instead of --policy: OpenAI-compatible endpoint, such as a vLLM server of the merged checkpoint")
+    policy: Path | None = opt(
+        None,
+        "checkpoint folder, run in this process (paper: Qwen3-VL-8B/32B-Instruct, SFT and RL checkpoints)",
+    )
+    policy_url: str | None = opt(
+        None,
+        "instead of --policy: OpenAI-compatible endpoint, such as a vLLM server of the merged checkpoint",
+    )
     policy_model: str | None = opt(None, "model name at --policy-url")
-    benchmark: Literal["playground", "live"] = opt("playground", "where the tasks live: the project's local sites, or the web (paper: the web)")
-    split: Split = opt("held-out", "split of the tasks to run; train runs of the SFT policy feed the miner, dev chooses checkpoints")
+    benchmark: Literal["playground", "live"] = opt(
+        "playground", "where the tasks live: the project's local sites, or the web (paper: the web)"
+    )
+    split: Split = opt(
+        "held-out",
+        "split of the tasks to run; train runs of the SFT policy feed the miner, dev chooses checkpoints",
+    )
     limit: int | None = opt(None, "run at most so many tasks")
     runs: int = opt(3, "runs of every task (paper: 3)")
     max_steps: int = opt(50, "agent turns of a run at most (paper: not stated)")
-    stop_on_stall: bool = opt(False, "end a run at a stalled action loop (paper: not stated; off, runs go on to --max-steps)")
+    stop_on_stall: bool = opt(
+        False, "end a run at a stalled action loop (paper: not stated; off, runs go on to --max-steps)"
+    )
     temperature: float = opt(0.7, "sampling temperature (paper: not stated; Qwen3-VL's own)")
     top_p: float = opt(0.8, "nucleus sampling (paper: not stated; Qwen3-VL's own)")
     top_k: int = opt(20, "top-k sampling, 0 for none (paper: not stated; Qwen3-VL's own)")
@@ -57,10 +82,20 @@ class Config:
     headless: bool = opt(True, "run Chromium without a window")
     judge_url: str | None = opt(None, "endpoint of the outcome judge, for tasks without a check of their own")
     judge_model: str = opt("gpt-4o", "model of the outcome judge (paper: GPT-4o)")
-    prompt_config: Path | None = opt(None, "JSON file of a PromptConfig; a checkpoint brings its own and must agree (default: the paper's sizes)")
-    tokenizer: Path | None = opt(None, "with --policy-url: checkpoint folder whose tokenizer counts the prompt budget; without it an upper estimate")
-    prices: Path | None = opt(None, 'JSON file {"model": {"prompt": X, "completion": Y}}, US dollars for a million tokens')
-    dtype: Literal["auto", "float32", "bfloat16"] = opt("auto", "number format of the checkpoint in memory: bfloat16 on a GPU, else float32 (paper: bf16)")
+    prompt_config: Path | None = opt(
+        None,
+        "JSON file of a PromptConfig; a checkpoint brings its own and must agree (default: the paper's sizes)",
+    )
+    tokenizer: Path | None = opt(
+        None,
+        "with --policy-url: checkpoint folder whose tokenizer counts the prompt budget; without it an upper estimate",
+    )
+    prices: Path | None = opt(
+        None, 'JSON file {"model": {"prompt": X, "completion": Y}}, US dollars for a million tokens'
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = opt(
+        "auto", "number format of the checkpoint in memory: bfloat16 on a GPU, else float32 (paper: bf16)"
+    )
     seed: int = opt(0, "seed; every policy call carries one derived from (seed, task, run)")
     resume: bool = opt(False, "go on with the run in --out; finished runs are kept, nothing is written twice")
 
@@ -73,15 +108,19 @@ class Config:
         if self.policy_url is not None and not self.policy_model:
             raise ValueError("--policy-url needs --policy-model")
         if not (self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0):
-            raise ValueError(f"--temperature {self.temperature}, --top-p {self.top_p} or --top-k {self.top_k} is out of range")
+            raise ValueError(
+                f"--temperature {self.temperature}, --top-p {self.top_p} or --top-k {self.top_k} is out of range"
+            )
         if self.benchmark == "live" and not self.judge_url:
-            raise ValueError("--benchmark live needs --judge-url: tasks of the web have no check of their own")
+            raise ValueError(
+                "--benchmark live needs --judge-url: tasks of the web have no check of their own"
+            )
 
 
 MAY_DIFFER = ("policy_url", "judge_url", "concurrency", "sessions_per_browser", "headless", "prices")
 
 
-# ------------------------------------------------------------------------------------------------------------ the policy
+# ------------------------------------------------------------------------------------------------- the policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +145,29 @@ def checkpoint_sha256(folder: Path) -> str | None:
 
 
 @asynccontextmanager
-async def open_policy(config: Config, root: Path, prompt_config: PromptConfig | None) -> AsyncIterator[Opened]:
+async def open_policy(
+    config: Config, root: Path, prompt_config: PromptConfig | None
+) -> AsyncIterator[Opened]:
     """The policy of the flags: an endpoint (no torch is imported) or a checkpoint in this process."""
-    decoding: dict[str, Any] = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    decoding: dict[str, Any] = {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+    }
     if config.policy_url is not None:
         name = config.policy_model or ""
         count = token_counter(config.tokenizer) if config.tokenizer else approximate_tokens
-        endpoint = open_endpoint("policy", config.policy_url, name, root, concurrency=config.concurrency, **decoding)
+        endpoint = open_endpoint(
+            "policy", config.policy_url, name, root, concurrency=config.concurrency, **decoding
+        )
         async with endpoint.client:
-            yield Opened(policy=endpoint, name=name, sha256=None, prompt_config=prompt_config or PromptConfig(), count_tokens=count)
+            yield Opened(
+                policy=endpoint,
+                name=name,
+                sha256=None,
+                prompt_config=prompt_config or PromptConfig(),
+                count_tokens=count,
+            )
         return
     import torch
 
@@ -124,7 +177,11 @@ async def open_policy(config: Config, root: Path, prompt_config: PromptConfig | 
 
     assert config.policy is not None
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if config.dtype == "bfloat16" or (config.dtype == "auto" and device != "cpu") else torch.float32
+    dtype = (
+        torch.bfloat16
+        if config.dtype == "bfloat16" or (config.dtype == "auto" and device != "cpu")
+        else torch.float32
+    )
     model = PolicyModel.load(config.policy, dtype=dtype, device=device, prompt_config=prompt_config)
     policy = CheckpointPolicy(model, root, decoding=Decoding(**decoding))
     try:
@@ -139,7 +196,7 @@ async def open_policy(config: Config, root: Path, prompt_config: PromptConfig | 
         policy.close()
 
 
-# -------------------------------------------------------------------------------------------------------------- the runs
+# --------------------------------------------------------------------------------------------------- the runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +221,29 @@ class Run:
                 session=worker.session,
                 task=task,
                 trajectory_id=name,
-                source=Source(script="evaluate", policy=self.opened.name, checkpoint_sha256=self.opened.sha256, arm=ARM, run=number, seed=config.seed),
+                source=Source(
+                    script="evaluate",
+                    policy=self.opened.name,
+                    checkpoint_sha256=self.opened.sha256,
+                    arm=ARM,
+                    run=number,
+                    seed=config.seed,
+                ),
                 seed=derive_seed(config.seed, task.task_id, ARM, 1, number),
                 config=self.opened.prompt_config,
-                options=AgentOptions(max_steps=config.max_steps, stop_on_stall=config.stop_on_stall, record_broken=worker.last_try),
+                options=AgentOptions(
+                    max_steps=config.max_steps,
+                    stop_on_stall=config.stop_on_stall,
+                    record_broken=worker.last_try,
+                ),
                 date=self.environment.now().isoformat(),
                 count_tokens=self.opened.count_tokens,
                 on_step=lambda step: self.on_step(),
             )
             trajectory = await episode.run(start_url)
-            judgement = await judge_run(trajectory, lambda: self.environment.check(worker.session, trajectory), self.judge)
+            judgement = await judge_run(
+                trajectory, lambda: self.environment.check(worker.session, trajectory), self.judge
+            )
             commit(self.folder, trajectory, judgement, time.monotonic() - started)
 
         return Job(name, run)
@@ -184,7 +254,7 @@ def attempt_id(task: Task, number: int) -> str:
     return f"{task.task_id}.{ARM}.r1.n{number}"
 
 
-# ----------------------------------------------------------------------------------------------------------- the summary
+# ------------------------------------------------------------------------------------------------ the summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +320,9 @@ def best_of(outcomes: dict[str, list[bool]], k: int) -> float | None:
 
 
 def summarize(rows: Sequence[Row], *, tasks: int, runs: int) -> dict[str, Any]:
-    """The figures of a run folder. n counts tasks; `missing` runs were planned and are not finished: then the figures are those of the finished ones."""
+    """The figures of a run folder. n counts tasks; `missing` runs were planned and are not finished: then the
+    figures are those of the finished ones.
+    """
     outcomes = outcomes_of(rows)
     estimate = pass_at_1_estimate(outcomes)
     solved = [row for row in rows if row.success]
@@ -285,51 +357,90 @@ def print_table(summary: dict[str, Any], runs: int) -> None:
     low, high = summary["pass1_interval"]
     steps = "-" if summary["steps"] is None else f"{summary['steps']:.2f}"
     scripted = f" (scripted: {', '.join(summary['scripted'])})" if summary["scripted"] else ""
-    print(f"policy {summary['policy']}{scripted}, split {summary['split']}: {summary['n']} tasks, {summary['runs']} runs, {summary['missing']} missing")
+    print(
+        f"policy {summary['policy']}{scripted}, split {summary['split']}: {summary['n']} tasks, {summary['runs']} runs, {summary['missing']} missing"
+    )
     titles = ("pass@1 %", "95% interval", f"pass@{runs} %", "steps", "declared", "unparsed")
-    values = (share(summary["pass1"]), f"{share(low)}-{share(high)}", share(summary[f"pass{runs}"]), steps, summary["declared"], summary["unparsed"])
+    values = (
+        share(summary["pass1"]),
+        f"{share(low)}-{share(high)}",
+        share(summary[f"pass{runs}"]),
+        steps,
+        summary["declared"],
+        summary["unparsed"],
+    )
     for line in (titles, values):
         print("".join(f"{item:>14}" for item in line))
     for title in ("site", "category"):
         print(f"by {title}:")
         for name, row in summary[f"by_{title}"].items():
-            print(f"  {name:<40} {share(row['value']):>6}  {share(row['low'])}-{share(row['high'])}  n={row['n']}")
+            print(
+                f"  {name:<40} {share(row['value']):>6}  {share(row['low'])}-{share(row['high'])}  n={row['n']}"
+            )
 
 
-def write_summary(config: Config, folder: RunFolder, opened: Opened, tasks: int, extra: dict[str, Any]) -> dict[str, Any]:
+def write_summary(
+    config: Config, folder: RunFolder, opened: Opened, tasks: int, extra: dict[str, Any]
+) -> dict[str, Any]:
     """summary.json from the finished runs of all ranks; returns it."""
     verdicts = judgements(folder)
     rows = [Row.of(trajectory, verdicts.get(trajectory.trajectory_id)) for trajectory in trajectories(folder)]
     models = (opened.name, config.judge_model if config.judge_url else "")
-    summary: dict[str, Any] = {"policy": opened.name, "checkpoint_sha256": opened.sha256, "benchmark": config.benchmark, "split": config.split}
-    summary |= summarize(rows, tasks=tasks, runs=config.runs) | {"scripted": [name for name in models if name.startswith("scripted-")]} | extra
+    summary: dict[str, Any] = {
+        "policy": opened.name,
+        "checkpoint_sha256": opened.sha256,
+        "benchmark": config.benchmark,
+        "split": config.split,
+    }
+    summary |= (
+        summarize(rows, tasks=tasks, runs=config.runs)
+        | {"scripted": [name for name in models if name.startswith("scripted-")]}
+        | extra
+    )
     if config.prices and rows:
         price = load_prices(config.prices).get(opened.name)
         tokens = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
         summary["usd_per_run"] = cost(*tokens, price) / len(rows) if price else None
     write_json(folder.path / "summary.json", summary)
-    if len(finished(folder)) > len(rows):  # another rank has finished more meanwhile: the last one to look sees all
+    if len(finished(folder)) > len(
+        rows
+    ):  # another rank has finished more meanwhile: the last one to look sees all
         return write_summary(config, folder, opened, tasks, extra)
     return summary
 
 
-# ------------------------------------------------------------------------------------------------------------ the script
+# ------------------------------------------------------------------------------------------------- the script
 
 
 async def evaluate(config: Config, folder: RunFolder, tasks: list[Task]) -> int:
-    """Runs this rank's share, then writes and prints the summary; exit code 1 where an endpoint left runs unfinished."""
-    started, given = time.monotonic(), load_prompt_config(config.prompt_config) if config.prompt_config else None
+    """Runs this rank's share, then writes and prints the summary; exit code 1 where an endpoint left runs
+    unfinished.
+    """
+    started, given = (
+        time.monotonic(),
+        load_prompt_config(config.prompt_config) if config.prompt_config else None,
+    )
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_policy(config, folder.path, given))
         save_prompt_config(opened.prompt_config, folder.path / "prompt_config.json")
         judge = None
         if config.judge_url:
-            judge = open_endpoint("judge", config.judge_url, config.judge_model, folder.path, cache=folder.path / "cache", temperature=0.0)
+            judge = open_endpoint(
+                "judge",
+                config.judge_url,
+                config.judge_model,
+                folder.path,
+                cache=folder.path / "cache",
+                temperature=0.0,
+            )
             stack.push_async_callback(judge.client.aclose)
         environment: Environment = PlaygroundEnvironment() if config.benchmark == "playground" else LiveWeb()
         await environment.start()
         stack.push_async_callback(environment.stop)
-        mine, done = shard([(task, number) for number in range(config.runs) for task in tasks]), finished(folder)
+        mine, done = (
+            shard([(task, number) for number in range(config.runs) for task in tasks]),
+            finished(folder),
+        )
         missing = [(task, number) for task, number in mine if attempt_id(task, number) not in done]
         bar = stack.enter_context(progress(total=len(mine), initial=len(mine) - len(missing), label="runs"))
         counts = Counter[str]()
@@ -339,7 +450,9 @@ async def evaluate(config: Config, folder: RunFolder, tasks: list[Task]) -> int:
             bar.set_postfix(counts, refresh=False)
             bar.update(0)
 
-        run = Run(config=config, folder=folder, opened=opened, judge=judge, environment=environment, on_step=on_step)
+        run = Run(
+            config=config, folder=folder, opened=opened, judge=judge, environment=environment, on_step=on_step
+        )
         launch, open_session = browser_pool(
             folder.path,
             host_map=environment.host_map,
@@ -355,7 +468,13 @@ async def evaluate(config: Config, folder: RunFolder, tasks: list[Task]) -> int:
             sessions_per_browser=config.sessions_per_browser,
             on_done=lambda job, problem: bar.update(1),
         )
-    summary = write_summary(config, folder, opened, len(tasks), {"seconds": round(time.monotonic() - started, 1), "browser_restarts": outcome.browser_restarts})
+    summary = write_summary(
+        config,
+        folder,
+        opened,
+        len(tasks),
+        {"seconds": round(time.monotonic() - started, 1), "browser_restarts": outcome.browser_restarts},
+    )
     if rank() == 0:
         print_table(summary, config.runs)
     for name, problem in outcome.failed.items():

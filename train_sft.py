@@ -1,10 +1,11 @@
 """Supervised fine-tuning on the flattened successes (App. F): samples.jsonl -> adapter and merged checkpoint.
 
-The loss is the mean over all answer tokens of the effective batch, <|im_end|> included; how samples are packed into rows and dealt to
-ranks does not change it. Runs on one CPU process and under `torchrun --nproc_per_node 8 train_sft.py`.
+The loss is the mean over all answer tokens of the effective batch, <|im_end|> included; how samples are
+packed into rows and dealt to ranks does not change it. Runs on one CPU process and under `torchrun
+--nproc_per_node 8 train_sft.py`.
 
-ours: dropout draws from (seed, step, pack), so that the number of ranks changes nothing; a sample beyond the cutoff is dropped and
-counted, never cut, because a cut at the end would lose the page or the answer.
+ours: dropout draws from (seed, step, pack), so that the number of ranks changes nothing; a sample beyond the
+cutoff is dropped and counted, never cut, because a cut at the end would lose the page or the answer.
 """
 
 import math
@@ -45,27 +46,45 @@ DEV_CHUNK = 64  # dev samples scored at a time
 class Config:
     """Supervised fine-tuning of a Qwen3-VL policy. Defaults are the paper's (App. F, 8B)."""
 
-    model: str = opt(help="checkpoint folder or hub name of the model to start from; paper: Qwen3-VL-8B-Instruct")
-    samples: tuple[Path, ...] = opt(help="samples.jsonl files (or mined.jsonl), each in its run folder beside prompt_config.json and screenshots/")
+    model: str = opt(
+        help="checkpoint folder or hub name of the model to start from; paper: Qwen3-VL-8B-Instruct"
+    )
+    samples: tuple[Path, ...] = opt(
+        help="samples.jsonl files (or mined.jsonl), each in its run folder beside prompt_config.json and screenshots/"
+    )
     out: Path = opt(help="run folder to write")
-    dev_samples: tuple[Path, ...] = opt((), "samples.jsonl files of split dev: their loss chooses checkpoint-best; never trained on")
+    dev_samples: tuple[Path, ...] = opt(
+        (), "samples.jsonl files of split dev: their loss chooses checkpoint-best; never trained on"
+    )
     epochs: int = opt(3, "passes over the samples; paper: 3")
     lr: float = opt(1e-4, "peak learning rate; paper: 1e-4")
     warmup_ratio: float = opt(0.03, "share of the steps with rising rate; paper: 0.03 (32B: 0.1)")
     weight_decay: float = opt(0.01, "AdamW weight decay; paper: 0.01")
     per_device_batch: int = opt(1, "samples of one rank in a micro-batch; paper: 1")
-    accumulation: int = opt(4, "micro-batches a step: the effective batch is per-device batch x accumulation x ranks; paper: 4 on 8 GPUs = 32")
+    accumulation: int = opt(
+        4,
+        "micro-batches a step: the effective batch is per-device batch x accumulation x ranks; paper: 4 on 8 GPUs = 32",
+    )
     lora_rank: int = opt(64, "rank of the adapters; 0 trains all weights; paper: 64")
     lora_alpha: float = opt(128.0, "scale of the adapters is alpha / rank; paper: 128")
     lora_dropout: float = opt(0.05, "dropout on the adapters' input; paper: 0.05")
-    lora_scope: Literal["language", "all"] = opt("language", "linear layers with adapters: the language model's, or all (vision tower and mergers too)")
-    cutoff: int = opt(12_000, "longest sample in tokens, prompt and answer; longer ones are dropped and counted; paper: 12000")
+    lora_scope: Literal["language", "all"] = opt(
+        "language", "linear layers with adapters: the language model's, or all (vision tower and mergers too)"
+    )
+    cutoff: int = opt(
+        12_000,
+        "longest sample in tokens, prompt and answer; longer ones are dropped and counted; paper: 12000",
+    )
     token_budget: int = opt(12_000, "tokens of a packed row; changes speed and memory, never the loss")
     clip: float = opt(1.0, "largest gradient norm")
     max_steps: int = opt(0, "stop after so many optimizer steps; 0: after all epochs")
     seed: int = opt(42, "seed of sample order, adapters and dropout; paper: 42")
-    prompt_config: Path | None = opt(None, "prompt configuration; default: prompt_config.json beside the samples")
-    dtype: Literal["auto", "float32", "bfloat16"] = opt("auto", "dtype of the frozen weights; auto: bfloat16 on a GPU (paper), float32 on a CPU")
+    prompt_config: Path | None = opt(
+        None, "prompt configuration; default: prompt_config.json beside the samples"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = opt(
+        "auto", "dtype of the frozen weights; auto: bfloat16 on a GPU (paper), float32 on a CPU"
+    )
     device: Literal["auto", "cpu", "cuda"] = opt("auto", "where to compute")
     shard: bool = opt(False, "shard the weights over the ranks (FSDP2); off: every rank holds them all")
     recompute: bool = opt(False, "recompute decoder layers in backward: less memory, about a third slower")
@@ -77,8 +96,15 @@ class Config:
         for name in ("epochs", "per_device_batch", "accumulation", "cutoff", "token_budget"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1")
-        if self.lr <= 0 or self.clip <= 0 or not 0 <= self.warmup_ratio < 1 or min(self.lora_rank, self.max_steps, self.save_every, self.threads) < 0:
-            raise ValueError("--lr and --clip must be positive, --warmup-ratio in [0, 1), --lora-rank, --max-steps, --save-every, --threads not negative")
+        if (
+            self.lr <= 0
+            or self.clip <= 0
+            or not 0 <= self.warmup_ratio < 1
+            or min(self.lora_rank, self.max_steps, self.save_every, self.threads) < 0
+        ):
+            raise ValueError(
+                "--lr and --clip must be positive, --warmup-ratio in [0, 1), --lora-rank, --max-steps, --save-every, --threads not negative"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +119,9 @@ class Data:
     def group(self, policy: PolicyModel, index: int, first: int = 0) -> Group:
         """Sample `first + index` in tokens."""
         sample, root = self.samples[first + index], self.roots[first + index]
-        return Group(policy.encode_prompt(sample.messages, root), (policy.encode_response(sample.target_text),))
+        return Group(
+            policy.encode_prompt(sample.messages, root), (policy.encode_response(sample.target_text),)
+        )
 
     def num_targets(self, indices: Sequence[int]) -> int:
         """Trained tokens of some samples."""
@@ -101,7 +129,9 @@ class Data:
 
 
 def read_prompt_config(config: Config) -> PromptConfig:
-    """The one prompt configuration of the run; ValueError naming the file and the field where two files differ."""
+    """The one prompt configuration of the run; ValueError naming the file and the field where two files
+    differ.
+    """
     return load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
 
 
@@ -121,7 +151,9 @@ def read_data(files: Sequence[Path], policy: PolicyModel, config: Config, split:
         roots.append(root)
         lengths.append((prompt, (answer,)))
     if not samples:
-        raise ValueError(f"{', '.join(map(str, files))}: no sample of at most --cutoff {config.cutoff} tokens ({num_dropped} longer)")
+        raise ValueError(
+            f"{', '.join(map(str, files))}: no sample of at most --cutoff {config.cutoff} tokens ({num_dropped} longer)"
+        )
     return Data(samples, roots, lengths, num_dropped)
 
 
@@ -136,11 +168,21 @@ def dev_loss(policy: PolicyModel, group: Ranks, data: Data, config: Config) -> f
     return total / data.num_targets(range(len(data.samples)))
 
 
-def train_step(policy: PolicyModel, group: Ranks, data: Data, batch: Sequence[int], optimizer: Optimizer, config: Config) -> dict[str, float]:
-    """One optimizer step on the samples `batch`: the loss is the mean over all their answer tokens, over all ranks."""
+def train_step(
+    policy: PolicyModel, group: Ranks, data: Data, batch: Sequence[int], optimizer: Optimizer, config: Config
+) -> dict[str, float]:
+    """One optimizer step on the samples `batch`: the loss is the mean over all their answer tokens, over all
+    ranks.
+    """
     policy.model.train()
     denominator, total = data.num_targets(batch), 0.0
-    packs = rank_packs(policy, group, [data.lengths[i] for i in batch], lambda number: data.group(policy, batch[number]), config.token_budget)
+    packs = rank_packs(
+        policy,
+        group,
+        [data.lengths[i] for i in batch],
+        lambda number: data.group(policy, batch[number]),
+        config.token_budget,
+    )
     for item in packs:
         torch.manual_seed(derive_seed(config.seed, "dropout", optimizer.num_steps, item.number))
         loss = -policy.response_logprobs(item.pack).sum() / denominator * bool(item.answers)
@@ -152,7 +194,9 @@ def train_step(policy: PolicyModel, group: Ranks, data: Data, batch: Sequence[in
 
 def epoch_order(config: Config, epoch: int, count: int) -> list[int]:
     """The samples' order in an epoch: a function of seed and epoch alone."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(derive_seed(config.seed, "order", epoch))).tolist()
+    return torch.randperm(
+        count, generator=torch.Generator().manual_seed(derive_seed(config.seed, "order", epoch))
+    ).tolist()
 
 
 class Run:
@@ -175,10 +219,22 @@ class Run:
             seed=config.seed,
         )
         self.train = read_data(config.samples, self.policy, config, "train", "samples")
-        self.dev = read_data(config.dev_samples, self.policy, config, "dev", "dev samples") if config.dev_samples else None
-        self.data = data_digest((sample.sample_id, length) for sample, length in zip(self.train.samples, self.train.lengths, strict=True))
+        self.dev = (
+            read_data(config.dev_samples, self.policy, config, "dev", "dev samples")
+            if config.dev_samples
+            else None
+        )
+        self.data = data_digest(
+            (sample.sample_id, length)
+            for sample, length in zip(self.train.samples, self.train.lengths, strict=True)
+        )
         group.agree({"the samples (digest)": self.data})
-        self.folder = RunFolder(config.out, resume=config.resume, config=config, may_differ=("threads", "token_budget", "save_every"))
+        self.folder = RunFolder(
+            config.out,
+            resume=config.resume,
+            config=config,
+            may_differ=("threads", "token_budget", "save_every"),
+        )
         self.batch_size = config.per_device_batch * config.accumulation * group.world_size
         self.steps_per_epoch = math.ceil(len(self.train.samples) / self.batch_size)
         self.num_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or sys.maxsize)
@@ -186,7 +242,9 @@ class Run:
         def rate(step: int) -> float:
             return cosine_with_warmup(step, self.num_steps, config.lr, config.warmup_ratio)
 
-        self.optimizer = Optimizer(parameters, group, rate, weight_decay=config.weight_decay, clip=config.clip)
+        self.optimizer = Optimizer(
+            parameters, group, rate, weight_decay=config.weight_decay, clip=config.clip
+        )
         self.num_trained = sum(parameter.numel() for parameter in parameters)
         self.best = math.inf
         self.tokens = 0
@@ -204,7 +262,9 @@ class Run:
     def batch(self, step: int) -> list[int]:
         """The samples of a step."""
         epoch, number = divmod(step, self.steps_per_epoch)
-        return epoch_order(self.config, epoch, len(self.train.samples))[number * self.batch_size : (number + 1) * self.batch_size]
+        return epoch_order(self.config, epoch, len(self.train.samples))[
+            number * self.batch_size : (number + 1) * self.batch_size
+        ]
 
     def end_epoch(self) -> float | None:
         """Dev loss, and the best checkpoint where it is the lowest so far."""
@@ -219,16 +279,36 @@ class Run:
 
     def save(self, name: str, *, adapter: bool) -> None:
         out = self.config.out
-        save_checkpoint(self.policy, self.group, out / name, adapter=out / "adapter" if adapter else None, base_name=self.config.model)
+        save_checkpoint(
+            self.policy,
+            self.group,
+            out / name,
+            adapter=out / "adapter" if adapter else None,
+            base_name=self.config.model,
+        )
 
     def save_state(self) -> None:
         extra = {"best": self.best, "tokens": self.tokens, "data": self.data}
-        save_training_state(self.config.out / "state", self.policy, self.optimizer, self.group, step=self.optimizer.num_steps, extra=extra)
+        save_training_state(
+            self.config.out / "state",
+            self.policy,
+            self.optimizer,
+            self.group,
+            step=self.optimizer.num_steps,
+            extra=extra,
+        )
 
     def __call__(self) -> None:
         """Trains to the end and writes the checkpoints."""
         if self.optimizer.num_steps == 0:
-            self.log({"samples": len(self.train.samples), "dropped": self.train.num_dropped, "trained_parameters": self.num_trained, "steps": self.num_steps})
+            self.log(
+                {
+                    "samples": len(self.train.samples),
+                    "dropped": self.train.num_dropped,
+                    "trained_parameters": self.num_trained,
+                    "steps": self.num_steps,
+                }
+            )
         start = time.perf_counter()
         bar = progress(total=self.num_steps, initial=self.optimizer.num_steps, label="sft")
         while self.optimizer.num_steps < self.num_steps:
@@ -238,7 +318,14 @@ class Run:
             tokens = sum(self.train.lengths[i][0] + self.train.lengths[i][1][0] for i in batch)
             self.tokens += tokens
             speed = tokens / (time.perf_counter() - begun)
-            self.log({"epoch": (step + 1) / self.steps_per_epoch, **values, "tokens": self.tokens, "tokens_per_s": speed})
+            self.log(
+                {
+                    "epoch": (step + 1) / self.steps_per_epoch,
+                    **values,
+                    "tokens": self.tokens,
+                    "tokens_per_s": speed,
+                }
+            )
             bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed:.0f} tokens/s")
             bar.update()
             last = step + 1 == self.num_steps
@@ -252,9 +339,24 @@ class Run:
         if self.dev is None:
             self.save("checkpoint-best", adapter=False)
         if self.group.is_main:
-            dev = {} if self.dev is None else {"best_dev_loss": self.best, "dev_samples": len(self.dev.samples), "dev_dropped": self.dev.num_dropped}
-            counts = {"samples": len(self.train.samples), "dropped": self.train.num_dropped, "steps": self.num_steps, "tokens": self.tokens}
-            write_json(self.config.out / "summary.json", counts | dev | {"seconds": time.perf_counter() - start})
+            dev = (
+                {}
+                if self.dev is None
+                else {
+                    "best_dev_loss": self.best,
+                    "dev_samples": len(self.dev.samples),
+                    "dev_dropped": self.dev.num_dropped,
+                }
+            )
+            counts = {
+                "samples": len(self.train.samples),
+                "dropped": self.train.num_dropped,
+                "steps": self.num_steps,
+                "tokens": self.tokens,
+            }
+            write_json(
+                self.config.out / "summary.json", counts | dev | {"seconds": time.perf_counter() - start}
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

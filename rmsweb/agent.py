@@ -1,11 +1,13 @@
 """The agent loop: observe, ask the policy, parse, act, until it is done.
 
-Purpose: one episode of the browser agent (Sec. 3), the same for collection and evaluation, for an endpoint and for a checkpoint: a
-policy is a callable. Nothing that goes wrong on a page or in an answer leaves the loop as an exception; it is data of the next step.
-The guide rho of the reflection loop goes into the prompts of its round and into no Step.
+Purpose: one episode of the browser agent (Sec. 3), the same for collection and evaluation, for an endpoint
+and for a checkpoint: a policy is a callable. Nothing that goes wrong on a page or in an answer leaves the
+loop as an exception; it is data of the next step. The guide rho of the reflection loop goes into the prompts
+of its round and into no Step.
 
-ours: a prompt is a function of the records alone (`step_prompt`), so flattening and mining render exactly what the policy saw, less
-the guide. ours: each call draws from (seed of the episode, step), so a sampling policy that comes back to an unchanged state may answer otherwise.
+ours: a prompt is a function of the records alone (`step_prompt`), so flattening and mining render exactly
+what the policy saw, less the guide. ours: each call draws from (seed of the episode, step), so a sampling
+policy that comes back to an unchanged state may answer otherwise.
 """
 
 import time
@@ -15,7 +17,14 @@ from typing import Protocol
 
 from rmsweb.browser.actions import canonical_action, parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
-from rmsweb.prompt import Prompt, PromptConfig, approximate_tokens, build_prompt, extraction_messages, render_text
+from rmsweb.prompt import (
+    Prompt,
+    PromptConfig,
+    approximate_tokens,
+    build_prompt,
+    extraction_messages,
+    render_text,
+)
 from rmsweb.records import (
     Action,
     ActionResult,
@@ -52,7 +61,9 @@ class SessionLike(Protocol):
 
     async def observe(self) -> Observation: ...
 
-    async def act(self, actions: Sequence[Action], observation: Observation, extractor: Extractor) -> tuple[ActionResult, ...]: ...
+    async def act(
+        self, actions: Sequence[Action], observation: Observation, extractor: Extractor
+    ) -> tuple[ActionResult, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +77,12 @@ class AgentOptions:
 
     def __post_init__(self) -> None:
         if min(self.max_steps, self.max_failures) < 1:
-            raise ValueError(f"--max-steps {self.max_steps} and the number of unusable answers must be at least 1")
+            raise ValueError(
+                f"--max-steps {self.max_steps} and the number of unusable answers must be at least 1"
+            )
 
 
-# ------------------------------------------------------------------------------------------- what follows from records
+# ---------------------------------------------------------------------------------- what follows from records
 
 
 def executed_actions(step: Step) -> tuple[Action, ...]:
@@ -103,10 +116,11 @@ def step_prompt(
     guide: str | None = None,
     count_tokens: CountTokens = approximate_tokens,
 ) -> Prompt:
-    """The prompt of the step that follows `history`, from records alone; `guide` is rho, None in every training record.
+    """The prompt of the step that follows `history`, from records alone; `guide` is rho, None in every
+    training record.
 
-    The guide comes on top of the budget, so the policy sees the very lines that the record without it holds. ValueError where the
-    task, the schema and the image alone do not fit.
+    The guide comes on top of the budget, so the policy sees the very lines that the record without it holds.
+    ValueError where the task, the schema and the image alone do not fit.
     """
     if guide:
         config = replace(config, prompt_budget=config.prompt_budget + count_tokens(guide) + GUIDE_TAG_TOKENS)
@@ -124,22 +138,34 @@ def step_prompt(
     )
 
 
-def extraction_request(config: PromptConfig, query: str, page_text: str, extract_links: bool, count_tokens: CountTokens) -> tuple[Message, ...]:
+def extraction_request(
+    config: PromptConfig, query: str, page_text: str, extract_links: bool, count_tokens: CountTokens
+) -> tuple[Message, ...]:
     """The messages of an extraction, the page's text cut at its end so that they fit into the prompt budget."""
-    budget = config.prompt_budget - count_tokens(render_text(extraction_messages(query, "", extract_links=extract_links))) - 16  # 16: chat template
+    budget = (
+        config.prompt_budget
+        - count_tokens(render_text(extraction_messages(query, "", extract_links=extract_links)))
+        - 16
+    )  # 16: chat template
     while page_text and (size := count_tokens(page_text)) > budget:
         page_text = page_text[: min(len(page_text) - 1, int(len(page_text) * max(budget, 0) / size))]
     return extraction_messages(query, page_text, extract_links=extract_links)
 
 
 def _move(step: Step) -> tuple[str, ...]:
-    """What makes two steps the same for the stall rule: the page, the answer's actions, and the state they were taken in."""
-    actions = [canonical_action(action) for action in step.output.actions] if step.output else [step.response_text]
+    """What makes two steps the same for the stall rule: the page, the answer's actions, and the state they
+    were taken in.
+    """
+    actions = (
+        [canonical_action(action) for action in step.output.actions] if step.output else [step.response_text]
+    )
     return (step.observation.url, step.observation.fingerprint, *actions)
 
 
 def is_stalled(steps: Sequence[Step]) -> bool:
-    """Whether the last steps are a stalled loop: one move three times running, or a cycle of two repeated three times, in unchanged states."""
+    """Whether the last steps are a stalled loop: one move three times running, or a cycle of two repeated
+    three times, in unchanged states.
+    """
     moves = [_move(step) for step in steps[-6:]]
     if len(moves) >= 3 and moves[-1] == moves[-2] == moves[-3]:
         return True
@@ -151,14 +177,17 @@ def has_stalled(steps: Sequence[Step]) -> bool:
     return any(is_stalled(steps[:end]) for end in range(3, len(steps) + 1))
 
 
-# ------------------------------------------------------------------------------------------------------- the episode
+# ------------------------------------------------------------------------------------------------ the episode
 
 
 @dataclass(kw_only=True)
 class Episode:
-    """One attempt at a task. `seed` and the step's number give the seed of each policy call; `guide` is rho; `date` (ISO) stands in the
-    prompts and is recorded as task.environment["date"]; `extraction_policy` answers extractions (None: the policy itself, as in
-    evaluation)."""
+    """One attempt at a task.
+
+    `seed` and the step's number give the seed of each policy call; `guide` is rho; `date` (ISO) stands in the
+    prompts and is recorded as task.environment["date"]; `extraction_policy` answers extractions (None: the
+    policy itself, as in evaluation).
+    """
 
     policy: Policy
     session: SessionLike
@@ -174,13 +203,15 @@ class Episode:
     count_tokens: CountTokens = approximate_tokens
     on_step: Callable[[Step], None] = lambda step: None
     steps: list[Step] = field(default_factory=list, init=False)
-    extra: Usage = field(default_factory=Usage, init=False)  # tokens of the extraction calls of the running step
+    extra: Usage = field(
+        default_factory=Usage, init=False
+    )  # tokens of the extraction calls of the running step
 
     async def run(self, start_url: str | None) -> Trajectory:
         """Runs from `start_url`; always a Trajectory, whatever pages and answers do.
 
-        Exceptions are those of a policy that cannot be reached and of a browser that is gone for good, and ValueError where the first
-        prompt does not fit its budget.
+        Exceptions are those of a policy that cannot be reached and of a browser that is gone for good, and
+        ValueError where the first prompt does not fit its budget.
         """
         ended, error = None, None
         try:
@@ -199,13 +230,21 @@ class Episode:
     async def extract(self, query: str, page_text: str, extract_links: bool) -> str:
         """Answers an extraction from the page's text; its tokens count as the step's."""
         messages = list(extraction_request(self.config, query, page_text, extract_links, self.count_tokens))
-        reply = await (self.extraction_policy or self.policy)(messages, seed=self._call_seed(), purpose="extract", max_tokens=self.config.response_budget)
-        tokens = self.extra.prompt_tokens + reply.prompt_tokens, self.extra.completion_tokens + reply.completion_tokens
+        reply = await (self.extraction_policy or self.policy)(
+            messages, seed=self._call_seed(), purpose="extract", max_tokens=self.config.response_budget
+        )
+        tokens = (
+            self.extra.prompt_tokens + reply.prompt_tokens,
+            self.extra.completion_tokens + reply.completion_tokens,
+        )
         self.extra = Usage(prompt_tokens=tokens[0], completion_tokens=tokens[1])
         return reply.text.strip()
 
     def _prompt(self, observation: Observation) -> Prompt:
-        """The step's prompt. One that does not fit is the user's error at the first step and the page's at a later one."""
+        """The step's prompt.
+
+        One that does not fit is the user's error at the first step and the page's at a later one.
+        """
         try:
             return step_prompt(
                 self.config,
@@ -226,10 +265,17 @@ class Episode:
 
     async def _step(self) -> Step:
         """One turn."""
-        started, restarts, self.extra, seed = time.monotonic(), self.session.restarts, Usage(), self._call_seed()
+        started, restarts, self.extra, seed = (
+            time.monotonic(),
+            self.session.restarts,
+            Usage(),
+            self._call_seed(),
+        )
         observation = await self.session.observe()
         prompt = self._prompt(observation)
-        reply = await self.policy(list(prompt.messages), seed=seed, purpose="act", max_tokens=self.config.response_budget)
+        reply = await self.policy(
+            list(prompt.messages), seed=seed, purpose="act", max_tokens=self.config.response_budget
+        )
         answer = parse_agent_output(reply.text)
         if isinstance(answer, ParseFailure) and not reply.text and reply.finish_reason.startswith("refused"):
             answer = ParseFailure(reason=reply.finish_reason[:300])
@@ -259,7 +305,9 @@ class Episode:
         steps, options = self.steps, self.options
         if any(result.is_done for result in steps[-1].results):
             return "done"
-        if len(steps) >= options.max_failures and all(step.parse_failure for step in steps[-options.max_failures :]):
+        if len(steps) >= options.max_failures and all(
+            step.parse_failure for step in steps[-options.max_failures :]
+        ):
             return "parse_failures"
         if options.stop_on_stall and is_stalled(steps):
             return "stalled"
@@ -269,7 +317,9 @@ class Episode:
         final_text, declared = _final(self.steps)
         return Trajectory(
             trajectory_id=self.trajectory_id,
-            task=replace(self.task, environment={**self.task.environment, "date": self.date}) if self.date else self.task,
+            task=replace(self.task, environment={**self.task.environment, "date": self.date})
+            if self.date
+            else self.task,
             source=self.source,
             steps=tuple(self.steps),
             final_text=final_text,

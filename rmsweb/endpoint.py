@@ -1,7 +1,7 @@
 """An endpoint as a Policy: records' messages -> the OpenAI chat format -> a Reply.
 
-Purpose: the agent loop, the reflection handler and the judges take a `records.Policy`; this one asks a `ChatClient`. Pictures travel as
-data URLs, unresized: the endpoint's own image processor holds the pixel cap.
+Purpose: the agent loop, the reflection handler and the judges take a `records.Policy`; this one asks a
+`ChatClient`. Pictures travel as data URLs, unresized: the endpoint's own image processor holds the pixel cap.
 """
 
 import base64
@@ -20,11 +20,15 @@ _MIME = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".web
 
 
 def data_url(image: Image, root: Path) -> str:
-    """A picture as a data URL, index boxes drawn; FileNotFoundError where there is none, ValueError where its kind is not known."""
+    """A picture as a data URL, index boxes drawn; FileNotFoundError where there is none, ValueError where its
+    kind is not known.
+    """
     path = root / image.path
     mime = _MIME.get(path.suffix.lower())
     if mime is None:
-        raise ValueError(f"{path}: found a {path.suffix or 'nameless'} file, expected one of {', '.join(_MIME)}")
+        raise ValueError(
+            f"{path}: found a {path.suffix or 'nameless'} file, expected one of {', '.join(_MIME)}"
+        )
     data = path.read_bytes()
     if image.boxes:
         drawn = BytesIO()
@@ -34,7 +38,10 @@ def data_url(image: Image, root: Path) -> str:
 
 
 def openai_messages(messages: Sequence[Message], image_root: Path) -> list[dict[str, Any]]:
-    """Messages in the OpenAI chat format. Neighbouring texts are joined without a separator; a message without a picture is a plain string."""
+    """Messages in the OpenAI chat format.
+
+    Neighbouring texts are joined without a separator; a message without a picture is a plain string.
+    """
     result: list[dict[str, Any]] = []
     for message in messages:
         content: list[dict[str, Any]] = []
@@ -46,7 +53,9 @@ def openai_messages(messages: Sequence[Message], image_root: Path) -> list[dict[
             else:
                 content.append({"type": "text", "text": part.text})
         plain = all(isinstance(part, Text) for part in message.parts)
-        result.append({"role": message.role, "content": "".join(item["text"] for item in content) if plain else content})
+        result.append(
+            {"role": message.role, "content": "".join(item["text"] for item in content) if plain else content}
+        )
     return result
 
 
@@ -57,9 +66,15 @@ class EndpointPolicy:
         self.client, self.image_root, self.options = client, image_root, options
 
     async def __call__(self, messages: list[Message], *, seed: int, purpose: str, max_tokens: int) -> Reply:
-        """One answer. A request that the endpoint refuses (too long, filtered) is an empty answer: the model's failure, not the run's."""
+        """One answer.
+
+        A request that the endpoint refuses (too long, filtered) is an empty answer: the model's failure, not
+        the run's.
+        """
         try:
-            done = await self.client.chat(openai_messages(messages, self.image_root), max_tokens=max_tokens, seed=seed, **self.options)
+            done = await self.client.chat(
+                openai_messages(messages, self.image_root), max_tokens=max_tokens, seed=seed, **self.options
+            )
         except ChatRefused as error:
             return Reply(text="", finish_reason=f"refused: {error}", model=self.client.model)
         return Reply(
@@ -71,16 +86,33 @@ class EndpointPolicy:
         )
 
 
-def open_endpoint(role: str, url: str, model: str, image_root: Path, *, concurrency: int = 16, cache: Path | None = None, **options: Any) -> EndpointPolicy:
+def open_endpoint(
+    role: str,
+    url: str,
+    model: str,
+    image_root: Path,
+    *,
+    concurrency: int = 16,
+    cache: Path | None = None,
+    **options: Any,
+) -> EndpointPolicy:
     """The Policy of an LLM role; close it with `await policy.client.aclose()`. ValueError for a wrong URL."""
-    return EndpointPolicy(ChatClient(base_url=url, model=model, role=role, concurrency=concurrency, cache=cache), image_root, **options)
+    return EndpointPolicy(
+        ChatClient(base_url=url, model=model, role=role, concurrency=concurrency, cache=cache),
+        image_root,
+        **options,
+    )
 
 
 def token_counter(path: Path) -> Callable[[str], int]:
-    """Counts tokens with the tokenizer.json of a checkpoint folder; control tokens in a text count as plain text. Needs no torch."""
+    """Counts tokens with the tokenizer.json of a checkpoint folder; control tokens in a text count as plain
+    text. Needs no torch.
+    """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{file}: no tokenizer there (a checkpoint folder with tokenizer.json, or that file)")
+        raise FileNotFoundError(
+            f"{file}: no tokenizer there (a checkpoint folder with tokenizer.json, or that file)"
+        )
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.encode_special_tokens = True
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)

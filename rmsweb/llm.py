@@ -1,11 +1,15 @@
-"""An OpenAI-compatible chat client on httpx: retries, a concurrency cap, token accounting, and a reply cache on disk.
+"""An OpenAI-compatible chat client on httpx: retries, a concurrency cap, token accounting, and a reply cache
+on disk.
 
-Purpose: every LLM role of the paper (teacher, reflection handler, judges, extraction) is one `ChatClient`; a local server of a trained
-policy is one more. Nothing here imports the package: messages are the JSON that the endpoint takes (`rmsweb.endpoint` makes it).
+Purpose: every LLM role of the paper (teacher, reflection handler, judges, extraction) is one `ChatClient`; a
+local server of a trained policy is one more. Nothing here imports the package: messages are the JSON that the
+endpoint takes (`rmsweb.endpoint` makes it).
 
-Keys come from the environment alone (RMSWEB_<ROLE>_API_KEY, else OPENAI_API_KEY) and are in no message, cache entry or exception.
+Keys come from the environment alone (RMSWEB_<ROLE>_API_KEY, else OPENAI_API_KEY) and are in no message, cache
+entry or exception.
 
-ours: bounded retries with jitter on 408, 409, 429, 5xx and timeouts, honouring Retry-After; none on other refusals.
+ours: bounded retries with jitter on 408, 409, 429, 5xx and timeouts, honouring Retry-After; none on other
+refusals.
 """
 
 import asyncio
@@ -67,7 +71,8 @@ class Totals:
 
 
 def retry_after_s(value: str | None, now: float | None = None) -> float | None:
-    """Seconds that a Retry-After header asks for (a number or an HTTP date), within 0..60; None where it is missing or unreadable.
+    """Seconds that a Retry-After header asks for (a number or an HTTP date), within 0..60; None where it is
+    missing or unreadable.
 
     >>> retry_after_s("2.5"), retry_after_s("soon"), retry_after_s("-1")
     (2.5, None, 0.0)
@@ -78,21 +83,28 @@ def retry_after_s(value: str | None, now: float | None = None) -> float | None:
         seconds = float(value)
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - (time.time() if now is None else now)
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - (
+                time.time() if now is None else now
+            )
         except ValueError:
             return None
     return min(MAX_WAIT_S, max(0.0, seconds)) if seconds == seconds else None
 
 
 def _api_key(role: str) -> str | None:
-    return os.environ.get(f"RMSWEB_{role.upper().replace('-', '_')}_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
+    return (
+        os.environ.get(f"RMSWEB_{role.upper().replace('-', '_')}_API_KEY")
+        or os.environ.get("OPENAI_API_KEY")
+        or None
+    )
 
 
 @dataclass(kw_only=True)
 class ChatClient:
     """One role's endpoint. Use as `async with ChatClient(...) as client`, or call `aclose` in the end.
 
-    `base_url` is everything before /chat/completions; `cache` is a folder, None for no cache; `backoff_s` is the first pause between attempts.
+    `base_url` is everything before /chat/completions; `cache` is a folder, None for no cache; `backoff_s` is
+    the first pause between attempts.
     """
 
     base_url: str
@@ -109,9 +121,13 @@ class ChatClient:
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{self.role} endpoint {self.base_url!r} is not an http(s) URL, such as http://127.0.0.1:8000/v1")
+            raise ValueError(
+                f"{self.role} endpoint {self.base_url!r} is not an http(s) URL, such as http://127.0.0.1:8000/v1"
+            )
         if parts.username or parts.password or parts.query:
-            raise ValueError(f"the {self.role} endpoint's URL holds credentials or a query; give the key in RMSWEB_{self.role.upper()}_API_KEY instead")
+            raise ValueError(
+                f"the {self.role} endpoint's URL holds credentials or a query; give the key in RMSWEB_{self.role.upper()}_API_KEY instead"
+            )
         if not self.model:
             raise ValueError(f"the {self.role} endpoint needs a model name")
         if min(self.concurrency, self.max_attempts) < 1:
@@ -119,25 +135,39 @@ class ChatClient:
         self._key = _api_key(self.role)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         # A proxy from the environment must not see requests to this machine.
-        self._http = httpx.AsyncClient(headers=headers, timeout=self.timeout_s, trust_env=parts.hostname not in _LOOPBACK)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=self.timeout_s, trust_env=parts.hostname not in _LOOPBACK
+        )
         self._slots = asyncio.Semaphore(self.concurrency)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
         """Closes the connections."""
         await self._http.aclose()
 
-    async def chat(self, messages: list[dict[str, Any]], *, max_tokens: int, seed: int | None = None, **options: Any) -> Completion:
-        """Asks the endpoint. Options (temperature, top_p, top_k, ...) are sent as they are, those that are None are left out.
+    async def chat(
+        self, messages: list[dict[str, Any]], *, max_tokens: int, seed: int | None = None, **options: Any
+    ) -> Completion:
+        """Asks the endpoint. Options (temperature, top_p, top_k, ...) are sent as they are, those that are
+        None are left out.
 
-        Raises ChatError after `max_attempts`, ChatRefused for a request that is not acceptable, ChatConfigError for a wrong key, URL or model.
+        Raises ChatError after `max_attempts`, ChatRefused for a request that is not acceptable,
+        ChatConfigError for a wrong key, URL or model.
         """
-        body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": max_tokens, "seed": seed, **options}
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            **options,
+        }
         body = {name: value for name, value in body.items() if value is not None}
         entry = self._entry(body)
         stored = _read_entry(entry)
@@ -164,7 +194,9 @@ class ChatClient:
         """One request with its retries."""
         url, problem = self.base_url.rstrip("/") + "/chat/completions", ""
         for attempt in range(1, self.max_attempts + 1):
-            wait = min(MAX_WAIT_S, self.backoff_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # jitter: waiting callers do not return together
+            wait = min(MAX_WAIT_S, self.backoff_s * 2 ** (attempt - 1)) * random.uniform(
+                0.5, 1.0
+            )  # jitter: waiting callers do not return together
             try:
                 response = await self._http.post(url, json=self._named(body))
             except httpx.TransportError as error:  # timeouts included
@@ -178,7 +210,11 @@ class ChatClient:
                 elif response.status_code in RETRY_STATUSES or response.status_code >= 500:
                     problem = f"HTTP {response.status_code} {self._safe(response.text)}"
                     wait = retry_after_s(response.headers.get("retry-after")) or wait
-                elif response.status_code == 400 and LENGTH_FIELDS[1] in response.text and self._length_field != LENGTH_FIELDS[1]:
+                elif (
+                    response.status_code == 400
+                    and LENGTH_FIELDS[1] in response.text
+                    and self._length_field != LENGTH_FIELDS[1]
+                ):
                     self._length_field, wait = LENGTH_FIELDS[1], 0.0  # newer models renamed the field
                     problem = "HTTP 400 about max_tokens"
                 else:
@@ -186,16 +222,22 @@ class ChatClient:
             if attempt < self.max_attempts:
                 self.totals.retries += 1
                 await asyncio.sleep(wait)
-        raise ChatError(f"{self.role} endpoint {url}: no answer after {self.max_attempts} attempts; last: {problem}")
+        raise ChatError(
+            f"{self.role} endpoint {url}: no answer after {self.max_attempts} attempts; last: {problem}"
+        )
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
         """The body with the length limit under the name that this endpoint takes."""
-        return {self._length_field if name == LENGTH_FIELDS[0] else name: value for name, value in body.items()}
+        return {
+            self._length_field if name == LENGTH_FIELDS[0] else name: value for name, value in body.items()
+        }
 
     def _refuse(self, response: httpx.Response) -> None:
         """Raises for an answer that a retry cannot change."""
         self.totals.refused += 1
-        message = f"{self.role} endpoint {response.url}: HTTP {response.status_code} {self._safe(response.text)}"
+        message = (
+            f"{self.role} endpoint {response.url}: HTTP {response.status_code} {self._safe(response.text)}"
+        )
         hopeless = self.totals.calls == 0 and self.totals.refused >= FIRST_REFUSALS
         if response.status_code in (401, 403, 404) or response.is_redirect or hopeless:
             raise ChatConfigError(message)
@@ -239,6 +281,9 @@ def _read_entry(entry: Path | None) -> Completion | None:
 def _write_entry(entry: Path, completion: Completion) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     temporary = entry.with_name(f"{entry.name}.{os.getpid()}.{id(completion)}.tmp")
-    values = {name: getattr(completion, name) for name in ("text", "prompt_tokens", "completion_tokens", "finish_reason", "model")}
+    values = {
+        name: getattr(completion, name)
+        for name in ("text", "prompt_tokens", "completion_tokens", "finish_reason", "model")
+    }
     temporary.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     os.replace(temporary, entry)

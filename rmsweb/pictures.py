@@ -1,7 +1,7 @@
 """Pictures as a model gets them: the screenshot from disk, with the index boxes that its prompt asks for.
 
-Purpose: a set-of-marks picture (`PromptConfig.index_boxes`) for the checkpoint and for an endpoint alike. Files hold the page as it was;
-the boxes travel in the message and are drawn each time the picture is read.
+Purpose: a set-of-marks picture (`PromptConfig.index_boxes`) for the checkpoint and for an endpoint alike.
+Files hold the page as it was; the boxes travel in the message and are drawn each time the picture is read.
 """
 
 from pathlib import Path
@@ -11,11 +11,21 @@ from PIL import ImageDraw, ImageFont
 
 from rmsweb.records import Image
 
-COLORS = ("#d92d20", "#155eef", "#067647", "#b54708", "#6938ef", "#0e7090")  # by index, so that neighbours differ
+COLORS = (
+    "#d92d20",
+    "#155eef",
+    "#067647",
+    "#b54708",
+    "#6938ef",
+    "#0e7090",
+)  # by index, so that neighbours differ
 
 
 def load_picture(image: Image, root: Path) -> PIL.Image.Image:
-    """The picture in RGB at its own size, boxes drawn. FileNotFoundError; ValueError where the file is no picture."""
+    """The picture in RGB at its own size, boxes drawn.
+
+    FileNotFoundError; ValueError where the file is no picture.
+    """
     try:
         with PIL.Image.open(root / image.path) as file:
             picture = file.convert("RGB")

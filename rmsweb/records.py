@@ -1,9 +1,12 @@
-"""Data contracts: every record that is written to disk or handed from one room to another, and its JSONL form.
+"""Data contracts: every record that is written to disk or handed from one room to another, and its JSONL
+form.
 
-Purpose: one owner for the shape of the data. A record is a frozen dataclass; a file is UTF-8 JSON Lines whose first line is a
-header `{"schema_version": 1, "kind": "Trajectory"}` and whose other lines are one record each. Nothing here imports the package.
+Purpose: one owner for the shape of the data. A record is a frozen dataclass; a file is UTF-8 JSON Lines whose
+first line is a header `{"schema_version": 1, "kind": "Trajectory"}` and whose other lines are one record
+each. Nothing here imports the package.
 
-Image paths are relative to the run folder that holds the file, so a run folder can be copied to another machine as it is.
+Image paths are relative to the run folder that holds the file, so a run folder can be copied to another
+machine as it is.
 """
 
 import hashlib
@@ -20,16 +23,20 @@ from typing import Any, Literal, Protocol, TypeVar
 SCHEMA_VERSION = 1
 
 Split = Literal["train", "dev", "held-out"]
-PartTag = Literal["system", "schema", "task", "history", "state", "element", "read_state", "reflection", "warning"]
+PartTag = Literal[
+    "system", "schema", "task", "history", "state", "element", "read_state", "reflection", "warning"
+]
 Ended = Literal["done", "max_steps", "stalled", "parse_failures", "environment"]
 Verdict = Literal["success", "not_success", "unknown", "unparsed"]
 
 
 class RecordError(ValueError):
-    """A file that does not hold what it should: the message names file, line, what was found and what was expected."""
+    """A file that does not hold what it should: the message names file, line, what was found and what was
+    expected.
+    """
 
 
-# ---------------------------------------------------------------------------------------------- messages and policies
+# -------------------------------------------------------------------------------------- messages and policies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +49,11 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """A picture on disk; `path` is relative to the run folder, `sha256` is of the file's bytes, sizes are in pixels.
+    """A picture on disk; `path` is relative to the run folder, `sha256` is of the file's bytes, sizes are in
+    pixels.
 
-    `boxes` are (index, x, y, width, height) in pixels, to be drawn when the picture is read; the file never holds them.
+    `boxes` are (index, x, y, width, height) in pixels, to be drawn when the picture is read; the file never
+    holds them.
     """
 
     path: str
@@ -74,17 +83,25 @@ class Reply:
 
 
 class Policy(Protocol):
-    """Messages in, text out. A checkpoint behind `engine.serve` and an endpoint behind `llm` are the same thing to `agent`."""
+    """Messages in, text out.
 
-    async def __call__(self, messages: list[Message], *, seed: int, purpose: str, max_tokens: int) -> Reply: ...
+    A checkpoint behind `engine.serve` and an endpoint behind `llm` are the same thing to `agent`.
+    """
+
+    async def __call__(
+        self, messages: list[Message], *, seed: int, purpose: str, max_tokens: int
+    ) -> Reply: ...
 
 
-# ---------------------------------------------------------------------------------------------------------- the page
+# --------------------------------------------------------------------------------------------------- the page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What the agent is asked to do. Never the answer or the data of its check: those stay in the environment."""
+    """What the agent is asked to do.
+
+    Never the answer or the data of its check: those stay in the environment.
+    """
 
     task_id: str
     text: str
@@ -92,7 +109,9 @@ class Task:
     split: Split
     benchmark: str
     category: str | None = None
-    environment: dict[str, Any] = field(default_factory=dict)  # arguments of the environment (site, template, seed, ...)
+    environment: dict[str, Any] = field(
+        default_factory=dict
+    )  # arguments of the environment (site, template, seed, ...)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +126,9 @@ class Element:
     text: str = ""  # accessible name of a control, or the text of a #text line
     value: str | None = None  # the live property, not the attribute; never of a password field
     options: tuple[str, ...] = ()  # texts of a <select>'s options
-    box: tuple[float, float, float, float] | None = None  # x, y, width, height in CSS px, relative to the viewport
+    box: tuple[float, float, float, float] | None = (
+        None  # x, y, width, height in CSS px, relative to the viewport
+    )
     in_viewport: bool = True
     is_new: bool = False  # not in the previous observation of the same document
     depth: int = 0  # number of displayed ancestors = tabs before the line
@@ -138,21 +159,28 @@ class Observation:
     pages_below: float = 0.0
     page_stats: dict[str, int] = field(default_factory=dict)
     nodes: tuple[Element, ...] = ()
-    screenshot: Image | None = None  # without index boxes; boxes are drawn when a prompt or a report asks for them
+    screenshot: Image | None = (
+        None  # without index boxes; boxes are drawn when a prompt or a report asks for them
+    )
     dialogs: tuple[str, ...] = ()
     downloads: tuple[str, ...] = ()
     is_pdf: bool = False
     warnings: tuple[str, ...] = ()
-    fingerprint: str = ""  # sha256 of url, tabs, (tag, text, value, checked) and scroll; no indices, stars or time
+    fingerprint: str = (
+        ""  # sha256 of url, tabs, (tag, text, value, checked) and scroll; no indices, stars or time
+    )
     observe_s: float = 0.0
 
 
-# ---------------------------------------------------------------------------------------------------- the agent's turn
+# ------------------------------------------------------------------------------------------- the agent's turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """One browser action. `params` holds the parameters that were really present, under their canonical names."""
+    """One browser action.
+
+    `params` holds the parameters that were really present, under their canonical names.
+    """
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
@@ -217,7 +245,10 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One turn: what was seen, what was answered, what came of it. Never a reflection. `results` is as long as the executed actions."""
+    """One turn: what was seen, what was answered, what came of it.
+
+    Never a reflection. `results` is as long as the executed actions.
+    """
 
     number: int  # from 1
     observation: Observation
@@ -275,7 +306,7 @@ class Judgement:
     usage: Usage = field(default_factory=Usage)
 
 
-# ---------------------------------------------------------------------------------------------------- training records
+# ------------------------------------------------------------------------------------------- training records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,7 +373,7 @@ class AuditRow:
     why: str = ""
 
 
-# ------------------------------------------------------------------------------------------------------- JSON and files
+# --------------------------------------------------------------------------------------------- JSON and files
 
 R = TypeVar("R")
 
@@ -382,8 +413,12 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in args:
             return None
         options = [a for a in args if a is not type(None)]
-        if len(options) > 1 and isinstance(value, dict):  # a union of records: the one that has all these fields
-            options = [a for a in options if is_dataclass(a) and value.keys() <= _hints(typing.cast(Any, a)).keys()] or options
+        if len(options) > 1 and isinstance(
+            value, dict
+        ):  # a union of records: the one that has all these fields
+            options = [
+                a for a in options if is_dataclass(a) and value.keys() <= _hints(typing.cast(Any, a)).keys()
+            ] or options
         return _decode(options[0], value, where)
     if origin is Literal:
         if value not in args:
@@ -395,7 +430,9 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         hints = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
         if len(hints) != len(value):
             raise RecordError(f"{where}: found {len(value)} items, expected {len(hints)}")
-        return tuple(_decode(h, item, f"{where}[{i}]") for i, (h, item) in enumerate(zip(hints, value, strict=True)))
+        return tuple(
+            _decode(h, item, f"{where}[{i}]") for i, (h, item) in enumerate(zip(hints, value, strict=True))
+        )
     if origin is dict:
         if not isinstance(value, dict):
             raise RecordError(f"{where}: found {value!r}, expected an object")
@@ -410,7 +447,8 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
 
 
 def from_json(cls: type[R], data: Any, where: str = "record") -> R:
-    """JSON object -> record. Unknown fields are ignored (newer writers), missing ones and wrong types raise RecordError.
+    """JSON object -> record. Unknown fields are ignored (newer writers), missing ones and wrong types raise
+    RecordError.
 
     >>> from_json(Tab, {"tab_id": "0001", "url": "http://a/", "title": "A"})
     Tab(tab_id='0001', url='http://a/', title='A')
@@ -421,7 +459,9 @@ def from_json(cls: type[R], data: Any, where: str = "record") -> R:
     if missing:
         raise RecordError(f"{where}: {cls.__name__} lacks {', '.join(sorted(missing))}")
     hints = _hints(typing.cast(Any, cls))
-    return cls(**{name: _decode(hints[name], data[name], f"{where}.{name}") for name in hints if name in data})
+    return cls(
+        **{name: _decode(hints[name], data[name], f"{where}.{name}") for name in hints if name in data}
+    )
 
 
 def _header(cls: type) -> str:
@@ -429,18 +469,26 @@ def _header(cls: type) -> str:
 
 
 def read_records(path: Path, cls: type[R]) -> Iterator[R]:
-    """Records of a JSONL file in file order; raises RecordError naming file and line, FileNotFoundError where there is none."""
+    """Records of a JSONL file in file order; raises RecordError naming file and line, FileNotFoundError where
+    there is none.
+    """
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}:{number}"
             try:
                 data = json.loads(line)
             except ValueError as error:
-                raise RecordError(f"{where}: not JSON ({error}); an interrupted run is repaired by --resume") from None
+                raise RecordError(
+                    f"{where}: not JSON ({error}); an interrupted run is repaired by --resume"
+                ) from None
             if number == 1:
-                found = (data.get("schema_version"), data.get("kind")) if isinstance(data, dict) else (None, None)
+                found = (
+                    (data.get("schema_version"), data.get("kind")) if isinstance(data, dict) else (None, None)
+                )
                 if found != (SCHEMA_VERSION, cls.__name__):
-                    raise RecordError(f"{where}: header says {found}, expected ({SCHEMA_VERSION}, {cls.__name__!r})")
+                    raise RecordError(
+                        f"{where}: header says {found}, expected ({SCHEMA_VERSION}, {cls.__name__!r})"
+                    )
                 continue
             yield from_json(cls, data, where)
 

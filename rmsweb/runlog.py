@@ -1,9 +1,12 @@
-"""What the five scripts share: flags from a config dataclass, the run folder, metrics, progress bars, exit codes.
+"""What the five scripts share: flags from a config dataclass, the run folder, metrics, progress bars, exit
+codes.
 
-Purpose: a script is a frozen keyword-only dataclass (one field a flag, made by `opt`), a function that composes the package, and
+Purpose: a script is a frozen keyword-only dataclass (one field a flag, made by `opt`), a function that
+composes the package, and
 `sys.exit(main_guard(main))`. Nothing here imports the package.
 
-Exit codes: 0 done, 1 a bug (with traceback), 2 wrong flags or bad data, 3 something is missing, 130 interrupted.
+Exit codes: 0 done, 1 a bug (with traceback), 2 wrong flags or bad data, 3 something is missing, 130
+interrupted.
 """
 
 import argparse
@@ -27,11 +30,14 @@ C = TypeVar("C")
 _PACKAGES = ("torch", "transformers", "safetensors", "flash-attn", "playwright", "httpx", "numpy", "pillow")
 
 
-# ------------------------------------------------------------------------------------------------------------- flags
+# ------------------------------------------------------------------------------------------------------ flags
 
 
 def opt(default: Any = dataclasses.MISSING, help: str = "") -> Any:
-    """A dataclass field that is a flag; without a default the flag is required. `help` says the paper's value where there is one."""
+    """A dataclass field that is a flag; without a default the flag is required.
+
+    `help` says the paper's value where there is one.
+    """
     return dataclasses.field(default=default, metadata={"help": help})
 
 
@@ -60,8 +66,18 @@ def _add_flag(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", 
     flag, required = "--" + field.name.replace("_", "-"), field.default is dataclasses.MISSING
     shown = field.default if not isinstance(field.default, tuple) else " ".join(map(str, field.default))
     text = field.metadata.get("help", "").replace("%", "%%")
-    text += " (required)" if required else "" if shown in (None, "") or isinstance(shown, bool) else f" (default: {shown})".replace("%", "%%")
-    common: dict[str, Any] = {"dest": field.name, "required": required, "default": None if required else field.default}
+    text += (
+        " (required)"
+        if required
+        else ""
+        if shown in (None, "") or isinstance(shown, bool)
+        else f" (default: {shown})".replace("%", "%%")
+    )
+    common: dict[str, Any] = {
+        "dest": field.name,
+        "required": required,
+        "default": None if required else field.default,
+    }
     if hint is bool:
         state = "" if required else f" (default: {'on' if field.default else 'off'})"
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text + state, **common)
@@ -71,13 +87,19 @@ def _add_flag(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", 
     parser.add_argument(flag, type=kind, help=text.strip(), metavar=metavar, **common, **extra)
 
 
-def parse_config(cls: type[C], argv: Sequence[str] | None = None, *, prog: str | None = None, description: str = "") -> C:
-    """Flags -> an instance of the dataclass `cls`: field `max_steps` is `--max-steps`, a bool is `--x/--no-x`, a tuple takes several values.
+def parse_config(
+    cls: type[C], argv: Sequence[str] | None = None, *, prog: str | None = None, description: str = ""
+) -> C:
+    """Flags -> an instance of the dataclass `cls`: field `max_steps` is `--max-steps`, a bool is
+    `--x/--no-x`, a tuple takes several values.
 
-    Wrong and unknown flags end the process with one line and exit code 2; `cls.__post_init__` may raise ValueError naming a flag.
+    Wrong and unknown flags end the process with one line and exit code 2; `cls.__post_init__` may raise
+    ValueError naming a flag.
     """
     text = description or (cls.__doc__ or "").strip()
-    parser = _Parser(prog=prog, description=text, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(
+        prog=prog, description=text, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(typing.cast(Any, cls)):
         _add_flag(parser, field, hints[field.name])
@@ -85,7 +107,7 @@ def parse_config(cls: type[C], argv: Sequence[str] | None = None, *, prog: str |
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-# -------------------------------------------------------------------------------------------------------- processes
+# -------------------------------------------------------------------------------------------------- processes
 
 
 def _count(name: str, default: int) -> int:
@@ -106,7 +128,8 @@ def world_size() -> int:
 
 
 def main_guard(main: Callable[[], int | None]) -> int:
-    """Runs a script's main and returns its exit code; bad user data becomes one line on stderr, a bug keeps its traceback.
+    """Runs a script's main and returns its exit code; bad user data becomes one line on stderr, a bug keeps
+    its traceback.
 
     RMSWEB_TRACEBACK=1 shows the traceback of bad user data too.
     """
@@ -124,7 +147,7 @@ def main_guard(main: Callable[[], int | None]) -> int:
     return code
 
 
-# ------------------------------------------------------------------------------------------------------- run folder
+# ------------------------------------------------------------------------------------------------- run folder
 
 
 def _jsonable(value: Any) -> Any:
@@ -167,11 +190,13 @@ def environment() -> dict[str, Any]:
 class RunFolder:
     """A run's folder: config.json, env.json, metrics.jsonl, and the record files that the script adds."""
 
-    def __init__(self, path: Path, *, resume: bool = False, config: Any = None, may_differ: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: Path, *, resume: bool = False, config: Any = None, may_differ: Sequence[str] = ()
+    ) -> None:
         """Makes or reopens the folder; rank 0 writes config.json and env.json.
 
-        ValueError where the folder holds records of a run and `resume` is off, or where a config field that is not in `may_differ` (nor `resume`
-        itself) is another one than before.
+        ValueError where the folder holds records of a run and `resume` is off, or where a config field that
+        is not in `may_differ` (nor `resume` itself) is another one than before.
         """
         self.path, self.resume = path, resume
         path.mkdir(parents=True, exist_ok=True)
@@ -180,7 +205,9 @@ class RunFolder:
         if rank() != 0:
             return
         file = path / "config.json"
-        if file.exists() and any(path.glob("*.jsonl")):  # a start that failed before its first record is no run
+        if file.exists() and any(
+            path.glob("*.jsonl")
+        ):  # a start that failed before its first record is no run
             if not resume:
                 raise ValueError(f"{path} already holds a run: go on with --resume, or choose another --out")
             self._compare(file, _jsonable(config), {*may_differ, "resume"})
@@ -198,7 +225,9 @@ class RunFolder:
         for name in sorted((before.keys() | config.keys()) - free):
             if before.get(name) != config.get(name):
                 flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} is {config.get(name)!r}, but the run in {file.parent} was started with {before.get(name)!r}")
+                raise ValueError(
+                    f"--{flag} is {config.get(name)!r}, but the run in {file.parent} was started with {before.get(name)!r}"
+                )
 
     def _cut_torn_metrics(self) -> None:
         """Removes what a killed run left of a last line."""
@@ -207,9 +236,13 @@ class RunFolder:
             os.truncate(self.metrics_path, data.rfind(b"\n") + 1)
 
     def cut_metrics(self, step: int) -> None:
-        """Drops the lines of metrics.jsonl behind those of `step`, which a resumed run writes again; -1 drops all."""
+        """Drops the lines of metrics.jsonl behind those of `step`, which a resumed run writes again; -1 drops
+        all.
+        """
         kept = 0
-        for line in self.metrics_path.read_bytes().splitlines(keepends=True) if self.metrics_path.exists() else ():
+        for line in (
+            self.metrics_path.read_bytes().splitlines(keepends=True) if self.metrics_path.exists() else ()
+        ):
             if json.loads(line)["step"] > step:
                 os.truncate(self.metrics_path, kept)
                 return
@@ -230,7 +263,19 @@ class RunFolder:
         return sorted(found, key=lambda path: int(path.name.split(".rank")[1].split(".")[0]))
 
 
-def progress(items: Iterable[Any] | None = None, *, total: int | None = None, label: str = "", initial: int = 0) -> Any:
-    """A progress bar on stderr (tqdm), silent on ranks other than 0; where stderr is a log file, a line every five seconds at most."""
+def progress(
+    items: Iterable[Any] | None = None, *, total: int | None = None, label: str = "", initial: int = 0
+) -> Any:
+    """A progress bar on stderr (tqdm), silent on ranks other than 0; where stderr is a log file, a line every
+    five seconds at most.
+    """
     interval = 0.2 if sys.stderr.isatty() else 5.0
-    return tqdm(items, total=total, desc=label, initial=initial, disable=rank() != 0, mininterval=interval, dynamic_ncols=sys.stderr.isatty())
+    return tqdm(
+        items,
+        total=total,
+        desc=label,
+        initial=initial,
+        disable=rank() != 0,
+        mininterval=interval,
+        dynamic_ncols=sys.stderr.isatty(),
+    )

@@ -1,10 +1,13 @@
-"""A pool of browsers over keyed jobs: concurrency, shards over processes, restarts, resume. Collection and evaluation share it.
+"""A pool of browsers over keyed jobs: concurrency, shards over processes, restarts, resume. Collection and
+evaluation share it.
 
-Purpose: App. A runs 16 episodes at a time in real browsers. A job is an async function that gets a `Worker` (its session) and writes
-what it has to write; the runner starts browsers, replaces dead ones, and keeps going when a single job cannot be finished.
+Purpose: App. A runs 16 episodes at a time in real browsers. A job is an async function that gets a `Worker`
+(its session) and writes what it has to write; the runner starts browsers, replaces dead ones, and keeps going
+when a single job cannot be finished.
 
-ours: a run folder's commit is the trajectory line. Its judgement and its line of metrics are written just before; those whose trajectory
-never came (the process was killed in between) are dropped on resume, so nothing is written twice and nothing finished is lost.
+ours: a run folder's commit is the trajectory line. Its judgement and its line of metrics are written just
+before; those whose trajectory never came (the process was killed in between) are dropped on resume, so
+nothing is written twice and nothing finished is lost.
 """
 
 import asyncio
@@ -104,11 +107,13 @@ async def run_jobs(
     sessions_per_browser: int = 4,
     on_done: Callable[[Job, str | None], None] = lambda job, problem: None,
 ) -> Outcome:
-    """Runs the jobs, `concurrency` at a time, and says what became of them; `on_done(job, problem)` is called after each.
+    """Runs the jobs, `concurrency` at a time, and says what became of them; `on_done(job, problem)` is called
+    after each.
 
-    A job that raises BrowserDied runs again in a fresh session, three times in all. A job that raises ConnectionError (an endpoint
-    that does not answer) is left for a later --resume; ten such in a row end the run with the last error. Other exceptions are the user's
-    or ours and end the run at once. Cancelling (SIGINT) closes the browsers; what was written stays.
+    A job that raises BrowserDied runs again in a fresh session, three times in all. A job that raises
+    ConnectionError (an endpoint that does not answer) is left for a later --resume; ten such in a row end the
+    run with the last error. Other exceptions are the user's or ours and end the run at once. Cancelling
+    (SIGINT) closes the browsers; what was written stays.
     """
     if concurrency < 1:
         raise ValueError(f"--concurrency {concurrency} must be at least 1")
@@ -153,11 +158,18 @@ async def run_jobs(
 
 
 def browser_pool(
-    folder: Path, *, host_map: str | None, viewport: tuple[int, int], image_format: Literal["png", "jpeg"], headless: bool = True
+    folder: Path,
+    *,
+    host_map: str | None,
+    viewport: tuple[int, int],
+    image_format: Literal["png", "jpeg"],
+    headless: bool = True,
 ) -> tuple[Launch, OpenSession]:
-    """What `run_jobs` needs for real browsers: how to start one, and how to open a session whose pictures and files lie in the run folder.
+    """What `run_jobs` needs for real browsers: how to start one, and how to open a session whose pictures and
+    files lie in the run folder.
 
-    The session has no page until the job's `Environment.reset`, which every episode begins with, opens its context.
+    The session has no page until the job's `Environment.reset`, which every episode begins with, opens its
+    context.
     """
     options = BrowserOptions(headless=headless, host_map=host_map, viewport=viewport)
 
@@ -168,11 +180,14 @@ def browser_pool(
     return (lambda: Browser.launch(options)), open_session
 
 
-# ---------------------------------------------------------------------------------------------------- shards and resume
+# ------------------------------------------------------------------------------------------ shards and resume
 
 
 def shard(items: Sequence[T]) -> list[T]:
-    """This process's share of the items: every WORLD_SIZE-th from RANK on. Cut before finished work is left out, so ranks never overlap."""
+    """This process's share of the items: every WORLD_SIZE-th from RANK on.
+
+    Cut before finished work is left out, so ranks never overlap.
+    """
     return list(items[rank() :: world_size()])
 
 
@@ -181,12 +196,17 @@ def _number(path: Path) -> int:
 
 
 def repair(folder: RunFolder) -> None:
-    """Cuts torn last lines off this rank's files and drops judgements and metrics without a trajectory; call before a resumed run.
+    """Cuts torn last lines off this rank's files and drops judgements and metrics without a trajectory; call
+    before a resumed run.
 
     The files of ranks that no longer exist (WORLD_SIZE shrank) are shared out among those that do.
     """
     beside = [*folder.all_records("judgements"), *folder.path.glob("metrics*.jsonl")]
-    mine = [path for path in (*folder.all_records("trajectories"), *beside) if _number(path) % world_size() == rank()]
+    mine = [
+        path
+        for path in (*folder.all_records("trajectories"), *beside)
+        if _number(path) % world_size() == rank()
+    ]
     for path in mine:
         cut_torn_line(path)
     known = finished(folder)
@@ -207,7 +227,9 @@ def _attempt_of(line: bytes) -> str | None:
 
 
 def _finished_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(byte offset, line) of a record file's lines, without the header and without a last line that another rank is still writing."""
+    """(byte offset, line) of a record file's lines, without the header and without a last line that another
+    rank is still writing.
+    """
     with open(path, "rb") as file:
         offset = len(file.readline())
         for line in file:
@@ -221,13 +243,19 @@ def finished(folder: RunFolder) -> dict[str, tuple[Path, int]]:
     found: dict[str, tuple[Path, int]] = {}
     for path in folder.all_records("trajectories"):
         for offset, line in _finished_lines(path):
-            start = line.index(b":") + 1  # the id is the first field; the rest of a long line need not be parsed
-            found[json.JSONDecoder().raw_decode(line[start : start + MAX_ID_BYTES].decode("utf-8", "ignore"))[0]] = (path, offset)
+            start = (
+                line.index(b":") + 1
+            )  # the id is the first field; the rest of a long line need not be parsed
+            found[
+                json.JSONDecoder().raw_decode(line[start : start + MAX_ID_BYTES].decode("utf-8", "ignore"))[0]
+            ] = (path, offset)
     return dict(sorted(found.items()))
 
 
 def trajectories(folder: RunFolder) -> Iterator[Trajectory]:
-    """All committed attempts of all ranks in the order of their ids, one at a time: a long run does not fit into memory."""
+    """All committed attempts of all ranks in the order of their ids, one at a time: a long run does not fit
+    into memory.
+    """
     for path, offset in finished(folder).values():
         with open(path, "rb") as file:
             file.seek(offset)
@@ -242,10 +270,22 @@ def judgements(folder: RunFolder) -> dict[str, Judgement]:
 
 
 def commit(folder: RunFolder, trajectory: Trajectory, judgement: Judgement | None, seconds: float) -> None:
-    """Writes an attempt, `seconds` after the start: its judgement, its line of metrics, then the trajectory, which makes it count."""
+    """Writes an attempt, `seconds` after the start: its judgement, its line of metrics, then the trajectory,
+    which makes it count.
+    """
     if judgement is not None:
         append_record(folder.records("judgements"), judgement)
-    values = {"trajectory": trajectory.trajectory_id, "round": trajectory.source.round, "success": is_success(trajectory, judgement)}
-    values |= {"ended": trajectory.ended, "steps": len(trajectory.steps), "prompt_tokens": trajectory.usage.prompt_tokens}
-    folder.metrics(values | {"completion_tokens": trajectory.usage.completion_tokens, "seconds": round(seconds, 1)})
+    values = {
+        "trajectory": trajectory.trajectory_id,
+        "round": trajectory.source.round,
+        "success": is_success(trajectory, judgement),
+    }
+    values |= {
+        "ended": trajectory.ended,
+        "steps": len(trajectory.steps),
+        "prompt_tokens": trajectory.usage.prompt_tokens,
+    }
+    folder.metrics(
+        values | {"completion_tokens": trajectory.usage.completion_tokens, "seconds": round(seconds, 1)}
+    )
     append_record(folder.records("trajectories"), trajectory)

@@ -1,8 +1,10 @@
 """Measurements of the rooms that must be fast; every one prints JSON lines.
 
-`python scripts/benchmark.py reward` times the reward on one core: single-action scores of parsed answers, the same with parsing, and the soft-F1 of
-four actions against four. `observe` times a browser state, a line for each page (benchmark_observe.py). `sampler`, `update`, `memory`, `sft` and
-`step` compare the training engine with the plain way (benchmark_engine.py); `--pairs` says how many interleaved pairs of runs a line is made of.
+`python scripts/benchmark.py reward` times the reward on one core: single-action scores of parsed answers, the
+same with parsing, and the soft-F1 of four actions against four. `observe` times a browser state, a line for
+each page (benchmark_observe.py). `sampler`, `update`, `memory`, `sft` and
+`step` compare the training engine with the plain way (benchmark_engine.py); `--pairs` says how many
+interleaved pairs of runs a line is made of.
 """
 
 import argparse
@@ -18,18 +20,27 @@ sys.path.insert(0, str(ROOT))
 
 from rmsweb.browser.actions import canonical_text, parse_action  # noqa: E402 (the checkout need not be installed)
 from rmsweb.records import AgentOutput  # noqa: E402
-from rmsweb.reward import score, soft_f1  # noqa: E402
+from rmsweb.salvage.reward import score, soft_f1  # noqa: E402
 
 PAIRS = [  # target, prediction: every kind of comparison, exact and not
     ({"click": {"index": 18}}, {"click": {"index": 18}}),
     ({"click": {"index": 18}}, {"click": {"index": 19}}),
-    ({"input": {"index": 3, "text": "red running shoes"}}, {"input": {"index": 3, "text": "Red running shoe"}}),
+    (
+        {"input": {"index": 3, "text": "red running shoes"}},
+        {"input": {"index": 3, "text": "Red running shoe"}},
+    ),
     ({"input": {"index": 3, "text": "100"}}, {"input": {"index": 3, "text": "1000"}}),
-    ({"navigate": {"url": "https://a.com/h?checkin=2026-05-01"}}, {"navigate": {"url": "https://www.a.com/h/?checkin=2026-05-02"}}),
+    (
+        {"navigate": {"url": "https://a.com/h?checkin=2026-05-01"}},
+        {"navigate": {"url": "https://www.a.com/h/?checkin=2026-05-02"}},
+    ),
     ({"search": {"query": "flights from Rome to Paris"}}, {"search": {"query": "cheap flights Rome Paris"}}),
     ({"scroll": {"down": True, "num_pages": 1}}, {"scroll": {"down": True, "num_pages": 2}}),
     ({"select_dropdown": {"index": 4, "text": "Large"}}, {"select_dropdown": {"index": 4, "text": "Large"}}),
-    ({"done": {"text": "The price is 12 euros.", "success": True}}, {"done": {"text": "12 euros", "success": True}}),
+    (
+        {"done": {"text": "The price is 12 euros.", "success": True}},
+        {"done": {"text": "12 euros", "success": True}},
+    ),
     ({"go_back": {}}, {"wait": {"seconds": 3}}),
 ]
 
@@ -48,10 +59,18 @@ def per_second(work: Callable[[], None], units: int, repeats: int = 5, least_s: 
 
 def reward() -> dict[str, float | str]:
     """Scores a second on one core."""
-    answers = [tuple(AgentOutput(actions=(parse_action(side),), next_goal="go on") for side in pair) for pair in PAIRS]
+    answers = [
+        tuple(AgentOutput(actions=(parse_action(side),), next_goal="go on") for side in pair)
+        for pair in PAIRS
+    ]
     texts = [tuple(canonical_text(answer) for answer in pair) for pair in answers]
     indices = frozenset(range(1, 40))
-    fours = [tuple(tuple(answers[(first + k) % len(answers)][side].actions[0] for k in range(4)) for side in (1, 0)) for first in range(len(answers))]
+    fours = [
+        tuple(
+            tuple(answers[(first + k) % len(answers)][side].actions[0] for k in range(4)) for side in (1, 0)
+        )
+        for first in range(len(answers))
+    ]
 
     def parsed() -> None:
         for target, prediction in answers:
@@ -78,9 +97,16 @@ ENGINE = ("memory", "sampler", "sft", "step", "update")  # in benchmark_engine.p
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the named benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=sorted(("observe", "reward", *ENGINE)))
-    parser.add_argument("--pairs", type=int, default=5, help="of the engine's benchmarks: pairs of runs a line (default: %(default)s)")
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=5,
+        help="of the engine's benchmarks: pairs of runs a line (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     name = args.name
     if args.pairs < 1:

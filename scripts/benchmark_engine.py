@@ -1,10 +1,13 @@
-"""Measurements of the training engine against the plain way: `generate` and one sequence an answer, through the same weights.
+"""Measurements of the training engine against the plain way: `generate` and one sequence an answer, through
+the same weights.
 
-Run by `python scripts/benchmark.py sampler|update|memory|sft|step [--pairs N]`. Each line compares the medians of N interleaved pairs of runs (`spread`:
-lowest and highest ratio of a pair), after a check that both sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32, one thread; on a GPU
-the shape of Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
+Run by `python scripts/benchmark.py sampler|update|memory|sft|step [--pairs N]`. Each line compares the
+medians of N interleaved pairs of runs (`spread`: lowest and highest ratio of a pair), after a check that both
+sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32, one thread; on a GPU the shape of
+Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
 
-The plain way is a strong one: right-padded batches, so that SDPA's causal kernel needs no mask, and the engine's own chunked log-probabilities.
+The plain way is a strong one: right-padded batches, so that SDPA's causal kernel needs no mask, and the
+engine's own chunked log-probabilities.
 """
 
 import json
@@ -29,7 +32,6 @@ from torch import Tensor  # noqa: E402
 from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration  # noqa: E402
 
-from rmsweb.engine import rl  # noqa: E402
 from rmsweb.engine.attention import use_segment_attention  # noqa: E402
 from rmsweb.engine.distributed import Ranks  # noqa: E402
 from rmsweb.engine.lora import Scope, add_lora  # noqa: E402
@@ -39,36 +41,75 @@ from rmsweb.engine.sampler import Decoding, Rollout, sample  # noqa: E402
 from rmsweb.engine.training import Optimizer  # noqa: E402
 from rmsweb.prompt import PromptConfig  # noqa: E402
 from rmsweb.records import Message, StepSample, Text  # noqa: E402
+from rmsweb.salvage import step as rl  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-TINY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+CONTROL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+TINY = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
 TINY |= {"vocab_size": 2048}
-LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+LARGE = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 LARGE |= {"vocab_size": 151_936}
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense bfloat16, by a part of the device's name
+PEAK_FLOPS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+}  # dense bfloat16, by a part of the device's name
 Line = dict[str, Any]
 
-# ------------------------------------------------------------------------------------------------------------ the model
+# -------------------------------------------------------------------------------------------------- the model
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte, and the control tokens."""
     alphabet = [*CONTROL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     tokenizer.add_special_tokens(list(CONTROL))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
 
 
 def build(scope: Scope) -> tuple[PolicyModel, list[torch.nn.Parameter]]:
-    """A policy with random weights and adapters on them (B not zero, so that they count); the vision tower is small, no benchmark uses it."""
+    """A policy with random weights and adapters on them (B not zero, so that they count); the vision tower is
+    small, no benchmark uses it.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer, text = byte_tokenizer(), LARGE if GPU else TINY
     third = text["head_dim"] // 6
-    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True, "mrope_section": [text["head_dim"] // 2 - 2 * third, third, third]}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_interleaved": True,
+        "mrope_section": [text["head_dim"] // 2 - 2 * third, third, third],
+    }
     vision = {
         "depth": 2,
         "hidden_size": 64,
@@ -87,7 +128,9 @@ def build(scope: Scope) -> tuple[PolicyModel, list[torch.nn.Parameter]]:
         tie_word_embeddings=not GPU,
     )
     with DEVICE:
-        model = Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16 if GPU else torch.float32)
+        model = Qwen3VLForConditionalGeneration._from_config(
+            config, attn_implementation="sdpa", dtype=torch.bfloat16 if GPU else torch.float32
+        )
     policy = PolicyModel(model, tokenizer, prompt_config=PromptConfig(), device=DEVICE, name="benchmark")
     rank = text["hidden_size"] // 64  # the paper's 64 at 4,096
     parameters = add_lora(model, rank=rank, alpha=2 * rank, scope=scope)
@@ -105,7 +148,7 @@ def random_group(prompt: int, answers: Sequence[int]) -> Group:
     return Group(encoded, tuple(ids[prompt:].split(list(answers))) if answers else ())
 
 
-# -------------------------------------------------------------------------------------------------------- the plain way
+# ---------------------------------------------------------------------------------------------- the plain way
 
 
 @contextmanager
@@ -120,7 +163,9 @@ def library_attention(policy: PolicyModel) -> Iterator[None]:
 
 
 def separate(policy: PolicyModel, pack: Pack) -> Tensor:
-    """Log-probabilities [N] of a pack's answers, each a sequence of its own behind its own copy of the prompt, in one right-padded batch."""
+    """Log-probabilities [N] of a pack's answers, each a sequence of its own behind its own copy of the
+    prompt, in one right-padded batch.
+    """
     rows, places, start = [], [], 0
     for prompt, answers in pack.layout.groups:
         head, start = torch.arange(start, start + prompt), start + prompt
@@ -132,7 +177,9 @@ def separate(policy: PolicyModel, pack: Pack) -> Tensor:
     source = torch.cat([place + number * index.shape[1] for number, place in enumerate(places)]).to(DEVICE)
     with library_attention(policy):
         backbone = policy.model.model.language_model
-        hidden = backbone(input_ids=pack.ids[0, index], position_ids=pack.positions[:, 0, index], use_cache=False).last_hidden_state
+        hidden = backbone(
+            input_ids=pack.ids[0, index], position_ids=pack.positions[:, 0, index], use_cache=False
+        ).last_hidden_state
     return token_logprobs(hidden.flatten(0, 1)[source], policy.model.lm_head, pack.targets)
 
 
@@ -148,27 +195,40 @@ def generate(
 ) -> list[list[Rollout]]:
     """`sampler.sample` by transformers' own `generate`; prompts of one length, and no log-probabilities."""
     ids = torch.stack([prompt.ids for prompt in prompts]).to(DEVICE)
-    how = {"do_sample": True, "top_k": 0, "num_return_sequences": n} if decoding.temperature else {"do_sample": False}
+    how = (
+        {"do_sample": True, "top_k": 0, "num_return_sequences": n}
+        if decoding.temperature
+        else {"do_sample": False}
+    )
     with library_attention(policy):
         out = policy.model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, eos_token_id=policy.end_id, pad_token_id=0, **how
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            eos_token_id=policy.end_id,
+            pad_token_id=0,
+            **how,
         )
     answers = []
     for row in out[:, ids.shape[1] :].cpu():
         ends = (row == policy.end_id).nonzero()
         own = row[: int(ends[0]) + 1] if len(ends) else row
-        answers.append(Rollout(own, torch.zeros(len(own)), policy.decode(own), "stop" if len(ends) else "length"))
+        answers.append(
+            Rollout(own, torch.zeros(len(own)), policy.decode(own), "stop" if len(ends) else "length")
+        )
     each = len(answers) // len(prompts)
     return [answers[first : first + each] for first in range(0, len(answers), each)]
 
 
-# ---------------------------------------------------------------------------------------------------------- measurement
+# ------------------------------------------------------------------------------------------------ measurement
 
 
 def compare(ours: Callable[[], object], baseline: Callable[[], object], repeats: int) -> Line:
-    """Medians of interleaved runs in seconds; the callers have run them before, most to check that both agree.
+    """Medians of interleaved runs in seconds; the callers have run them before, most to check that both
+    agree.
 
-    On a CPU these are the process's CPU seconds: with one thread that is the time on a quiet machine, and other load disturbs it less.
+    On a CPU these are the process's CPU seconds: with one thread that is the time on a quiet machine, and
+    other load disturbs it less.
     """
     clock = time.perf_counter if GPU else time.process_time
 
@@ -194,16 +254,25 @@ def compare(ours: Callable[[], object], baseline: Callable[[], object], repeats:
 def line(name: str, prompt: int, response: int, n: int, token_ratio: float, measured: Line) -> Line:
     """The fields of a result line in their order."""
     device = torch.cuda.get_device_name() if GPU else "cpu, 1 thread"
-    sizes = {"benchmark": name, "prompt_tokens": prompt, "response_tokens": response, "num_rollouts": n, "token_ratio": round(token_ratio, 2)}
+    sizes = {
+        "benchmark": name,
+        "prompt_tokens": prompt,
+        "response_tokens": response,
+        "num_rollouts": n,
+        "token_ratio": round(token_ratio, 2),
+    }
     return {**sizes, **measured, "device": device}
 
 
 def mfu(policy: PolicyModel, packs: Sequence[Pack], seconds: float) -> Line:
-    """Share of the GPU's peak: two FLOPs a weight and token forward, two for the gradient of activations (the weights are frozen), attention not counted.
+    """Share of the GPU's peak: two FLOPs a weight and token forward, two for the gradient of activations (the
+    weights are frozen), attention not counted.
 
     Of the last layer, what is computed at the places read alone counts for those alone.
     """
-    peak = next((flops for part, flops in PEAK_FLOPS.items() if GPU and part in torch.cuda.get_device_name()), None)
+    peak = next(
+        (flops for part, flops in PEAK_FLOPS.items() if GPU and part in torch.cuda.get_device_name()), None
+    )
     layers = policy.model.model.language_model.layers
     last = [layers[-1].mlp, layers[-1].self_attn.q_proj, layers[-1].self_attn.o_proj]
     every, few = (sum(p.numel() for part in parts for p in part.parameters()) for parts in (layers, last))
@@ -213,7 +282,11 @@ def mfu(policy: PolicyModel, packs: Sequence[Pack], seconds: float) -> Line:
 
 def gradients(parameters: Sequence[torch.nn.Parameter], logprobs: Tensor) -> list[Tensor]:
     """Gradients of a weighted mean, the weights standing for advantages."""
-    return list(torch.autograd.grad((logprobs * torch.linspace(-1, 1, len(logprobs), device=DEVICE)).mean(), parameters))
+    return list(
+        torch.autograd.grad(
+            (logprobs * torch.linspace(-1, 1, len(logprobs), device=DEVICE)).mean(), parameters
+        )
+    )
 
 
 def check_equal(name: str, ours: Sequence[Tensor], baseline: Sequence[Tensor], limit: float) -> float:
@@ -224,21 +297,34 @@ def check_equal(name: str, ours: Sequence[Tensor], baseline: Sequence[Tensor], l
     return worst
 
 
-# ----------------------------------------------------------------------------------------------------------- benchmarks
+# ------------------------------------------------------------------------------------------------- benchmarks
 
 
-def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 4, n: int = 8, *, repeats: int) -> Iterator[Line]:
-    """Sampling n answers of every prompt over one stored prompt, against `generate(num_return_sequences=n)`; greedy answers must be equal."""
+def sampler(
+    sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 4, n: int = 8, *, repeats: int
+) -> Iterator[Line]:
+    """Sampling n answers of every prompt over one stored prompt, against `generate(num_return_sequences=n)`;
+    greedy answers must be equal.
+    """
     policy, _ = build("attn")
     for size in sizes:
         prompts = [random_group(size, ()).prompt for _ in range(num_prompts)]
         greedy = Decoding(temperature=0.0)
         ours = sample(policy, prompts, n=1, max_new_tokens=response, seeds=[0] * num_prompts, decoding=greedy)
-        equal = [torch.equal(a[0].ids, b[0].ids) for a, b in zip(ours, generate(policy, prompts, n=1, max_new_tokens=response, decoding=greedy), strict=True)]
+        equal = [
+            torch.equal(a[0].ids, b[0].ids)
+            for a, b in zip(
+                ours, generate(policy, prompts, n=1, max_new_tokens=response, decoding=greedy), strict=True
+            )
+        ]
         if not GPU and not all(equal):
-            raise ValueError(f"sampler: {equal.count(False)} of {num_prompts} greedy answers differ from generate's")
+            raise ValueError(
+                f"sampler: {equal.count(False)} of {num_prompts} greedy answers differ from generate's"
+            )
         measured = compare(
-            lambda prompts=prompts: sample(policy, prompts, n=n, max_new_tokens=response, seeds=range(num_prompts * n)),
+            lambda prompts=prompts: sample(
+                policy, prompts, n=n, max_new_tokens=response, seeds=range(num_prompts * n)
+            ),
             lambda prompts=prompts: generate(policy, prompts, n=n, max_new_tokens=response),
             repeats,
         )
@@ -252,32 +338,55 @@ def sampler(sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts:
         )
 
 
-def update(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, *, repeats: int) -> Iterator[Line]:
+def update(
+    sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, *, repeats: int
+) -> Iterator[Line]:
     """Forward and backward of one group as a pack, against n sequences; gradients must be equal to 1e-5."""
     policy, parameters = build("attn")
     for size in sizes:
         pack = make_pack([random_group(size, [response] * n)], DEVICE)
-        sides = [lambda pack=pack, f=f: gradients(parameters, f(pack)) for f in (policy.response_logprobs, lambda pack: separate(policy, pack))]
+        sides = [
+            lambda pack=pack, f=f: gradients(parameters, f(pack))
+            for f in (policy.response_logprobs, lambda pack: separate(policy, pack))
+        ]
         worst = check_equal("update", *(side() for side in sides), 0.1 if GPU else 1e-5)
         measured = compare(*sides, repeats)
         measured |= mfu(policy, [pack], measured["ours_s"])
-        yield line("update", size, response, n, n * (size + response) / pack.num_tokens, {**measured, "gradient_difference": float(f"{worst:.1e}")})
+        yield line(
+            "update",
+            size,
+            response,
+            n,
+            n * (size + response) / pack.num_tokens,
+            {**measured, "gradient_difference": float(f"{worst:.1e}")},
+        )
 
 
 def peak_rise(side: str, size: int, response: int, n: int) -> float:
-    """In a fresh process: MiB by which one update's peak lies above the idle model (resident memory, or the GPU's)."""
+    """In a fresh process: MiB by which one update's peak lies above the idle model (resident memory, or the
+    GPU's).
+    """
     policy, parameters = build("attn")
     pack = make_pack([random_group(size, [response] * n)], DEVICE)
 
     def used(name: str) -> int:
-        return int(next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(name)).split()[1]) * 1024
+        return (
+            int(
+                next(
+                    row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(name)
+                ).split()[1]
+            )
+            * 1024
+        )
 
     idle = torch.cuda.memory_allocated() if GPU else used("VmRSS")
     gradients(parameters, policy.response_logprobs(pack) if side == "ours" else separate(policy, pack))
     return ((torch.cuda.max_memory_allocated() if GPU else used("VmHWM")) - idle) / 2**20
 
 
-def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, *, repeats: int) -> Iterator[Line]:
+def memory(
+    sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, *, repeats: int
+) -> Iterator[Line]:
     """Peak memory of one update as a pack, against the n sequences as one batch."""
 
     def measure(side: str, size: int) -> float:
@@ -288,21 +397,38 @@ def memory(sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, 
         pairs = [(measure("ours", size), measure("baseline", size)) for _ in range(repeats)]
         ratios = sorted(b / a for a, b in pairs)
         a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
-        measured = {"ratio": round(b / a, 2), "ours_mib": round(a), "baseline_mib": round(b), "spread": [round(ratios[0], 2), round(ratios[-1], 2)]}
+        measured = {
+            "ratio": round(b / a, 2),
+            "ours_mib": round(a),
+            "baseline_mib": round(b),
+            "spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+        }
         measured["repeats"] = repeats
         yield line("memory", size, response, n, n * (size + response) / (size + n * response), measured)
 
 
 def sft(
-    shortest: int = 200, longest: int = 1500, num_samples: int = 16, response: int = 64, token_budget: int = rl.StepConfig().token_budget, *, repeats: int
+    shortest: int = 200,
+    longest: int = 1500,
+    num_samples: int = 16,
+    response: int = 64,
+    token_budget: int = rl.StepConfig().token_budget,
+    *,
+    repeats: int,
 ) -> Iterator[Line]:
-    """Forward and backward of ragged samples in packs, against one padded batch, and against padded micro-batches of 4 sorted by length."""
+    """Forward and backward of ragged samples in packs, against one padded batch, and against padded
+    micro-batches of 4 sorted by length.
+    """
     policy, parameters = build("language")
     lengths = torch.linspace(shortest, longest, num_samples).long()[torch.randperm(num_samples)].tolist()
     groups = [random_group(length - response, [response]) for length in lengths]
     bins = plan_packs([group.lengths for group in groups], token_budget)
     ordered = sorted(groups, key=lambda group: group.num_tokens)
-    plans = {"packed": [select(groups, content) for content in bins], "batch": [groups], "sorted": [ordered[i : i + 4] for i in range(0, num_samples, 4)]}
+    plans = {
+        "packed": [select(groups, content) for content in bins],
+        "batch": [groups],
+        "sorted": [ordered[i : i + 4] for i in range(0, num_samples, 4)],
+    }
     packs = {name: [make_pack(part, DEVICE) for part in plan] for name, plan in plans.items()}
 
     def run(name: str) -> list[Tensor]:
@@ -313,12 +439,20 @@ def sft(
             (-logprobs.sum() / (num_samples * response)).backward()
         return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
-    for name, padded in (("batch", num_samples * max(lengths)), ("sorted", sum(len(part) * max(g.num_tokens for g in part) for part in plans["sorted"]))):
+    for name, padded in (
+        ("batch", num_samples * max(lengths)),
+        ("sorted", sum(len(part) * max(g.num_tokens for g in part) for part in plans["sorted"])),
+    ):
         worst = check_equal("sft", run("packed"), run(name), 0.1 if GPU else 1e-5)
         measured = compare(lambda: run("packed"), lambda name=name: run(name), repeats)
-        measured |= {"baseline": {"batch": f"one batch of {num_samples}", "sorted": "sorted batches of 4"}[name], "gradient_difference": float(f"{worst:.1e}")}
+        measured |= {
+            "baseline": {"batch": f"one batch of {num_samples}", "sorted": "sorted batches of 4"}[name],
+            "gradient_difference": float(f"{worst:.1e}"),
+        }
         measured |= mfu(policy, packs["packed"], measured["ours_s"])
-        yield line("sft", round(statistics.mean(lengths)) - response, response, 1, padded / sum(lengths), measured)
+        yield line(
+            "sft", round(statistics.mean(lengths)) - response, response, 1, padded / sum(lengths), measured
+        )
 
 
 def step_state(policy: PolicyModel, number: int, size: int) -> rl.State:
@@ -327,52 +461,97 @@ def step_state(policy: PolicyModel, number: int, size: int) -> rl.State:
 
     def record(text: str) -> StepSample:
         message = Message(role="user", parts=(Text(tag="state", text=text),))
-        names = {"sample_id": f"s{number}", "task_id": f"t{number}", "trajectory_id": f"r{number}", "host": "localhost", "prompt_config": ""}
+        names = {
+            "sample_id": f"s{number}",
+            "task_id": f"t{number}",
+            "trajectory_id": f"r{number}",
+            "host": "localhost",
+            "prompt_config": "",
+        }
         return StepSample(
-            **names, kind="action", step=1, split="train", messages=(message,), target_text=target, action_span=(10, len(target) - 1), prompt_indices=()
+            **names,
+            kind="action",
+            step=1,
+            split="train",
+            messages=(message,),
+            target_text=target,
+            action_span=(10, len(target) - 1),
+            prompt_indices=(),
         )
 
-    letters = "".join(chr(97 + int(code)) for code in torch.randint(0, 26, (size - policy.prompt_length(record("").messages),)))
-    state = rl.make_state(record(letters), Path(), policy, prompt_budget=size, response_budget=len(target) + 1)
+    letters = "".join(
+        chr(97 + int(code))
+        for code in torch.randint(0, 26, (size - policy.prompt_length(record("").messages),))
+    )
+    state = rl.make_state(
+        record(letters), Path(), policy, prompt_budget=size, response_budget=len(target) + 1
+    )
     if isinstance(state, str):
         raise ValueError(f"step: the state cannot be trained on: {state}")
     return state
 
 
-def step(size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, *, repeats: int) -> Iterator[Line]:
-    """One whole RL step of `rl.rl_step`, against the same step with `generate` and a sequence an answer. Random rollouts never parse, so all groups are
-    rejected and retained: n rollouts and the target are scored, the reference scores the rollouts, and all of them are in the update."""
+def step(
+    size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, *, repeats: int
+) -> Iterator[Line]:
+    """One whole RL step of `rl.rl_step`, against the same step with `generate` and a sequence an answer.
+
+    Random rollouts never parse, so all groups are rejected and retained: n rollouts and the target are
+    scored, the reference scores the rollouts, and all of them are in the update.
+    """
     policy, parameters = build("attn")
     states = [step_state(policy, number, size) for number in range(num_groups)]
     ranks = Ranks(0, 1, DEVICE)
     tokens: list[float] = []
 
     def ours(config: rl.StepConfig) -> None:
-        values, _ = rl.rl_step(policy, ranks, states, Optimizer(parameters, ranks, lambda step: 0.0), config, step=0, position=0)
+        values, _ = rl.rl_step(
+            policy, ranks, states, Optimizer(parameters, ranks, lambda step: 0.0), config, step=0, position=0
+        )
         if values["updates"] != 1 or values["retained"] != num_groups:
             raise ValueError(f"step: expected one update on {num_groups} rejected groups, found {values}")
         tokens.append(values["response_tokens"])
 
     def plain(config: rl.StepConfig) -> None:
-        group = size + (n + 1) * max(config.response_budget, len(states[0].target_ids))  # a group a batch: larger ones are slower
-        scores = patch.object(policy, "response_logprobs", lambda pack, temperature=1.0: separate(policy, pack))
+        group = size + (n + 1) * max(
+            config.response_budget, len(states[0].target_ids)
+        )  # a group a batch: larger ones are slower
+        scores = patch.object(
+            policy, "response_logprobs", lambda pack, temperature=1.0: separate(policy, pack)
+        )
         with patch.object(rl, "sample", generate), scores:
             ours(replace(config, token_budget=group))
 
     for response in responses:
-        config = rl.StepConfig(train_batch=num_groups, mini_batch=num_groups, num_rollouts=n, max_generation_batches=1, response_budget=response)
+        config = rl.StepConfig(
+            train_batch=num_groups,
+            mini_batch=num_groups,
+            num_rollouts=n,
+            max_generation_batches=1,
+            response_budget=response,
+        )
         tokens.clear()
         ours(config)
         measured = compare(lambda config=config: ours(config), lambda config=config: plain(config), repeats)
         sampled = {"num_groups": num_groups, "mean_sampled_tokens": round(statistics.mean(tokens), 1)}
-        yield line("step", size, response, n, n * (size + response) / (size + n * response), {**measured, **sampled})
+        yield line(
+            "step", size, response, n, n * (size + response) / (size + n * response), {**measured, **sampled}
+        )
 
 
-BENCHMARKS: dict[str, Callable[..., Iterator[Line]]] = {"sampler": sampler, "update": update, "memory": memory, "sft": sft, "step": step}
+BENCHMARKS: dict[str, Callable[..., Iterator[Line]]] = {
+    "sampler": sampler,
+    "update": update,
+    "memory": memory,
+    "sft": sft,
+    "step": step,
+}
 
 
 def run(name: str, pairs: int) -> None:
-    """Prints one JSON line a measurement; `wall_s` is the time since the line before it, checks and both sides included."""
+    """Prints one JSON line a measurement; `wall_s` is the time since the line before it, checks and both
+    sides included.
+    """
     start = time.perf_counter()
     for result in BENCHMARKS[name](repeats=pairs):
         print(json.dumps({**result, "wall_s": round(time.perf_counter() - start, 1)}), flush=True)

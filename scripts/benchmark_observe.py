@@ -1,7 +1,9 @@
-"""How long a state takes: `observe` on the playground's pages, on the local pages of the tests and on a generated page of 20,000 elements.
+"""How long a state takes: `observe` on the playground's pages, on the local pages of the tests and on a
+generated page of 20,000 elements.
 
-A line says for a settled page, median of the repeats: `median_s` of observe() with its screenshot, `screenshot_s` of the screenshot alone
-(the two are taken at the same time), and `quiet_s` of the wait for a page on which something was just done, which a settled page does not cost.
+A line says for a settled page, median of the repeats: `median_s` of observe() with its screenshot,
+`screenshot_s` of the screenshot alone (the two are taken at the same time), and `quiet_s` of the wait for a
+page on which something was just done, which a settled page does not cost.
 """
 
 import asyncio
@@ -101,8 +103,12 @@ async def _playground(folder: Path, found: list[dict[str, Any]]) -> None:
                         continue
                     seen.add(title)
                     found.append(await measure(session, f"playground: {title}"))
-                    links = await session.page.eval_on_selector_all("a[href]", "(all) => all.map((a) => a.getAttribute('href'))")
-                    ahead += [link for path in links if (link := urljoin(session.page.url, path)) not in ahead]
+                    links = await session.page.eval_on_selector_all(
+                        "a[href]", "(all) => all.map((a) => a.getAttribute('href'))"
+                    )
+                    ahead += [
+                        link for path in links if (link := urljoin(session.page.url, path)) not in ahead
+                    ]
             await session.close()
     finally:
         await environment.stop()

@@ -1,7 +1,9 @@
-"""Mutation check of the algorithm core: every wrong constant, comparison, mask, clip and denominator of a fixed list must fail a test.
+"""Mutation check of the algorithm core: every wrong constant, comparison, mask, clip and denominator of a
+fixed list must fail a test.
 
-`python scripts/mutants.py [--jobs 2] [--only TEXT]` copies the package and the tests to temporary folders, applies one mutant at a time, and runs the test
-file of its module with the `quick` hypothesis profile. Exit 0: all killed; 1: a mutant survived; 2: a mutant no longer applies (mend the list).
+`python scripts/mutants.py [--jobs 2] [--only TEXT]` copies the package and the tests to temporary folders,
+applies one mutant at a time, and runs the test file of its module with the `quick` hypothesis profile. Exit
+0: all killed; 1: a mutant survived; 2: a mutant no longer applies (mend the list).
 """
 
 import argparse
@@ -20,15 +22,23 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one place; `old` stands exactly once in rmsweb/<module>.py."""
+    """One change of one place; `old` stands exactly once in the file of rmsweb.<module>."""
 
-    module: str
+    module: str  # dotted: its tests are tests/test_<module with underscores>.py
     old: str
     new: str
 
+    @property
+    def file(self) -> Path:
+        return Path("rmsweb", *self.module.split(".")).with_suffix(".py")
+
+    @property
+    def tests(self) -> str:
+        return f"test_{self.module.replace('.', '_')}.py"
+
 
 LIST = {
-    "reward": [
+    "salvage.reward": [
         # levels and rounding
         ("EXACT, CORE, TYPE, WRONG = 1.0, 0.7, 0.3, 0.0", "EXACT, CORE, TYPE, WRONG = 1.0, 0.75, 0.3, 0.0"),
         ("EXACT, CORE, TYPE, WRONG = 1.0, 0.7, 0.3, 0.0", "EXACT, CORE, TYPE, WRONG = 1.0, 0.7, 0.25, 0.0"),
@@ -74,7 +84,7 @@ LIST = {
         ("earned = sum(part.weight * part.level for part in components)", "earned = sum(part.level for part in components)"),
         ('return Reward(WRONG, failure=f"no valid answer: {found.reason}")', 'return Reward(TYPE, failure=f"no valid answer: {found.reason}")'),
     ],
-    "gating": [
+    "salvage.gating": [
         ("MIN_STD = 0.10", "MIN_STD = 0.12"),
         ("MIN_STD = 0.10", "MIN_STD = 0.099"),
         ("MIN_COMPETENT = 0.55", "MIN_COMPETENT = 0.5"),
@@ -106,7 +116,7 @@ LIST = {
         ('"competence_rejected_after_std_frac": total["not competent"]', '"competence_rejected_after_std_frac": total["neither"]'),
         ('"std_rejected_frac": (total["no contrast"] + total["neither"])', '"std_rejected_frac": total["no contrast"]'),
     ],
-    "objective": [
+    "salvage.objective": [
         ("CLIP_LOW, CLIP_HIGH = 0.2, 0.32", "CLIP_LOW, CLIP_HIGH = 0.2, 0.2"),
         ("CLIP_LOW, CLIP_HIGH = 0.2, 0.32", "CLIP_LOW, CLIP_HIGH = 0.32, 0.32"),
         ("SALVAGE_WEIGHT = 0.10", "SALVAGE_WEIGHT = 0.1001"),
@@ -116,7 +126,8 @@ LIST = {
         ("DUAL_CLIP = 3.0", "DUAL_CLIP = 2.0"),
         # weights, masks, denominators
         ("mask = answer.mask.bool()", "mask = torch.ones_like(answer.mask.bool())"),
-        ("mask = answer.mask.bool()", "mask = answer.mask.bool() & (torch.arange(len(answer.mask)) < len(answer.mask) - 1)"),  # end-of-turn left out
+        # end-of-turn left out
+        ("mask = answer.mask.bool()", "mask = answer.mask.bool() & (torch.arange(len(answer.mask)) < len(answer.mask) - 1)"),
         ("length = max(int(mask.sum()), 1)", "length = len(mask)"),
         ("1 / (num_groups * length) if answer.is_target", "1 / length if answer.is_target"),
         ("1 / (num_groups * length) if answer.is_target", "1 / (num_groups * num_rollouts * length) if answer.is_target"),
@@ -159,7 +170,7 @@ LIST = {
         ('"gap": correct - wrong', '"gap": wrong - correct'),
         ("means = [-float(values.mean())", "means = [-float(values.sum())"),
     ],
-    "compare": [
+    "similarity": [
         ("SIMILAR_TEXT = 0.8", "SIMILAR_TEXT = 0.81"),
         ("SIMILAR_TEXT = 0.8", "SIMILAR_TEXT = 0.75"),
         ("return x.guarded == y.guarded and", "return"),
@@ -172,21 +183,40 @@ LIST = {
 
 
 def run(mutant: Mutant) -> tuple[str, str]:
-    """Applies a mutant in a copy of the project; returns ("killed" | "survived" | "does not apply", last lines of the test run)."""
-    source = (ROOT / "rmsweb" / f"{mutant.module}.py").read_text(encoding="utf-8")
+    """Applies a mutant in a copy of the project; returns ("killed" | "survived" | "does not apply", last
+    lines of the test run).
+    """
+    source = (ROOT / mutant.file).read_text(encoding="utf-8")
     if source.count(mutant.old) != 1:
-        return "does not apply", f"{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.module}.py, expected once"
+        return (
+            "does not apply",
+            f"{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.file}, expected once",
+        )
     with tempfile.TemporaryDirectory(prefix="rmsweb-mutant-") as name:
         copy = Path(name)
         ignore = shutil.ignore_patterns("__pycache__", "base", "static", "sites", "pages")
         shutil.copytree(ROOT / "rmsweb", copy / "rmsweb", ignore=ignore)
         (copy / "tests").mkdir()
-        for file in ("conftest.py", "strategies.py", f"test_{mutant.module}.py"):
+        for file in ("conftest.py", "strategies.py", mutant.tests):
             shutil.copy(ROOT / "tests" / file, copy / "tests" / file)
         shutil.copy(ROOT / "pyproject.toml", copy)
-        (copy / "rmsweb" / f"{mutant.module}.py").write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/test_{mutant.module}.py"]
-        environment = os.environ | {"HYPOTHESIS_PROFILE": "quick", "PYTHONPATH": name, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        (copy / mutant.file).write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"tests/{mutant.tests}",
+        ]
+        environment = os.environ | {
+            "HYPOTHESIS_PROFILE": "quick",
+            "PYTHONPATH": name,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: a test failed; anything else is no verdict on the mutant
         return "does not apply", "\n".join((done.stdout + done.stderr).splitlines()[-5:])
@@ -195,7 +225,9 @@ def run(mutant: Mutant) -> tuple[str, str]:
 
 def main() -> int:
     """Runs the list in parallel and prints one line a mutant."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=2, help="test runs at a time (default 2)")
     parser.add_argument("--only", default="", help="only mutants whose module or text contains this")
     options = parser.parse_args()
@@ -203,9 +235,14 @@ def main() -> int:
     mutants = [mutant for mutant in mutants if options.only in f"{mutant.module} {mutant.old} {mutant.new}"]
     start, verdicts = time.monotonic(), []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for number, (mutant, (verdict, detail)) in enumerate(zip(mutants, pool.map(run, mutants), strict=True), 1):
+        for number, (mutant, (verdict, detail)) in enumerate(
+            zip(mutants, pool.map(run, mutants), strict=True), 1
+        ):
             verdicts.append(verdict)
-            print(f"[{number}/{len(mutants)}] {verdict}: {mutant.module}: {mutant.old!r} -> {mutant.new!r}", flush=True)
+            print(
+                f"[{number}/{len(mutants)}] {verdict}: {mutant.module}: {mutant.old!r} -> {mutant.new!r}",
+                flush=True,
+            )
             if verdict != "killed":
                 print(detail, flush=True)
     print(f"{verdicts.count('killed')} of {len(mutants)} mutants killed in {time.monotonic() - start:.0f} s")

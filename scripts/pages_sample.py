@@ -1,10 +1,13 @@
-"""What gets an index on ten ordinary pages (documentation, dashboards, component libraries) that ship in packages of npm and PyPI.
+"""What gets an index on ten ordinary pages (documentation, dashboards, component libraries) that ship in
+packages of npm and PyPI.
 
-`python scripts/pages_sample.py --cache DIR` fetches the packages with npm and pip into DIR where they are not there yet, serves them on loopback and
-prints a JSON line a page: `expected` is a count of its own, made with other means than dom.js (the DOM's own selectors, Chromium's list of event
-listeners, hit tests); `recall` the share of it that has an index, itself or by the link, button or label it belongs to; `noise` the share of indexed
-elements that are no control, link or ARIA widget and that nothing says a click is for. `--verbose` names what is missing, what is noise, and what
-has an index besides what was expected: a clickable box around another control, say.
+`python scripts/pages_sample.py --cache DIR` fetches the packages with npm and pip into DIR where they are not
+there yet, serves them on loopback and prints a JSON line a page: `expected` is a count of its own, made with
+other means than dom.js (the DOM's own selectors, Chromium's list of event listeners, hit tests); `recall` the
+share of it that has an index, itself or by the link, button or label it belongs to; `noise` the share of
+indexed elements that are no control, link or ARIA widget and that nothing says a click is for. `--verbose`
+names what is missing, what is noise, and what has an index besides what was expected: a clickable box around
+another control, say.
 """
 
 import argparse
@@ -48,7 +51,12 @@ _PEOPLE = "Array.from({length: 200}, (_, i) => ({name: 'Person ' + i, city: ['Ro
 _API = {
     "openapi": "3.0.0",
     "info": {"title": "Pets", "version": "1"},
-    "paths": {f"/pets/{name}": {how: {"summary": f"{how} {name}", "responses": {}} for how in ("get", "post", "delete")} for name in ("cats", "dogs", "birds")},
+    "paths": {
+        f"/pets/{name}": {
+            how: {"summary": f"{how} {name}", "responses": {}} for how in ("get", "post", "delete")
+        }
+        for name in ("cats", "dogs", "birds")
+    },
 }
 MADE = {
     "swagger-ui-dist/swagger-initializer.js": "window.onload = () => SwaggerUIBundle({dom_id: '#swagger-ui', presets: [SwaggerUIBundle.presets.apis, "
@@ -67,7 +75,10 @@ HEAR = "function () { (window.__heard ??= new Set()).add(this); }"
 
 
 def fetch(cache: Path) -> None:
-    """Fetches and unpacks what is not in the cache yet. CalledProcessError where a registry does not give a package."""
+    """Fetches and unpacks what is not in the cache yet.
+
+    CalledProcessError where a registry does not give a package.
+    """
     for tool, packages in (("npm", NPM), ("pip", PYPI)):
         for name, version in packages.items():
             if (cache / name).is_dir():
@@ -76,7 +87,17 @@ def fetch(cache: Path) -> None:
                 if tool == "npm":
                     command = ["npm", "pack", "--silent", f"{name}@{version}"]
                 else:
-                    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", f"{name}=={version}"]
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "pip",
+                        "download",
+                        "-q",
+                        "--no-deps",
+                        "--no-binary",
+                        ":all:",
+                        f"{name}=={version}",
+                    ]
                 subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.DEVNULL)
                 archive = next(path for path in Path(scratch).iterdir() if path.suffix in (".tgz", ".gz"))
                 with tarfile.open(archive) as packed:
@@ -87,16 +108,25 @@ def fetch(cache: Path) -> None:
 async def hear(session: Session) -> None:
     """Puts every element that Chromium knows a click listener of into window.__heard."""
     cdp = await session.cdp()
-    root = (await cdp.send("Runtime.evaluate", {"expression": "document.documentElement"}))["result"]["objectId"]
+    root = (await cdp.send("Runtime.evaluate", {"expression": "document.documentElement"}))["result"][
+        "objectId"
+    ]
     found = (await cdp.send("DOMDebugger.getEventListeners", {"objectId": root, "depth": -1}))["listeners"]
-    for node in {one["backendNodeId"] for one in found if one["type"] in ("click", "mousedown", "pointerdown") and "backendNodeId" in one}:
+    for node in {
+        one["backendNodeId"]
+        for one in found
+        if one["type"] in ("click", "mousedown", "pointerdown") and "backendNodeId" in one
+    }:
         target = (await cdp.send("DOM.resolveNode", {"backendNodeId": node}))["object"]["objectId"]
         await cdp.send("Runtime.callFunctionOn", {"objectId": target, "functionDeclaration": HEAR})
 
 
 async def sample(cache: Path, verbose: bool) -> None:
     """Prints the lines."""
-    with served({path: text.encode() for path, text in MADE.items()}, cache) as port, tempfile.TemporaryDirectory() as folder:
+    with (
+        served({path: text.encode() for path, text in MADE.items()}, cache) as port,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         async with Browser.launch(BrowserOptions(host_map=f"MAP * 127.0.0.1:{port}")) as browser:
             for page in PAGES:
                 session = await Session.open(browser, Path(folder))
@@ -104,12 +134,22 @@ async def sample(cache: Path, verbose: bool) -> None:
                 await asyncio.sleep(1)
                 line: dict[str, Any] = await measure(session, page)
                 seen = await session.observe()
-                own = [int(node.node_key.split(":")[1]) for node in seen.nodes if node.index is not None and node.node_key.startswith("0:")]
+                own = [
+                    int(node.node_key.split(":")[1])
+                    for node in seen.nodes
+                    if node.index is not None and node.node_key.startswith("0:")
+                ]
                 await hear(session)
                 found = await session.page.evaluate(COUNT, own)
                 missing, noise, besides = found["missing"], found["noise"], found["besides"]
-                line |= {"benchmark": "pages", "expected": found["expected"], "recall": round(1 - len(missing) / max(1, found["expected"]), 3)}
-                print(json.dumps(line | {"noise": round(len(noise) / max(1, found["indexed"]), 3)}), flush=True)
+                line |= {
+                    "benchmark": "pages",
+                    "expected": found["expected"],
+                    "recall": round(1 - len(missing) / max(1, found["expected"]), 3),
+                }
+                print(
+                    json.dumps(line | {"noise": round(len(noise) / max(1, found["indexed"]), 3)}), flush=True
+                )
                 for kind, elements in (("missing", missing), ("noise", noise), ("besides", besides)):
                     for element in elements if verbose else ():
                         print(f"  {kind}: {element}")
@@ -118,13 +158,22 @@ async def sample(cache: Path, verbose: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """3 where a package cannot be had."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, required=True, help="folder for the packages, outside the checkout (about 300 MB)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        required=True,
+        help="folder for the packages, outside the checkout (about 300 MB)",
+    )
     parser.add_argument("--verbose", action="store_true", help="name what is missing and what is noise")
     options = parser.parse_args(argv)
     cache = options.cache.resolve()
     if cache.is_relative_to(ROOT):
-        parser.error(f"--cache {options.cache} lies inside the checkout {ROOT}; expected a folder outside of it")
+        parser.error(
+            f"--cache {options.cache} lies inside the checkout {ROOT}; expected a folder outside of it"
+        )
     cache.mkdir(parents=True, exist_ok=True)
     try:
         fetch(cache)

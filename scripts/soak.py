@@ -1,9 +1,12 @@
-"""Many sessions on one browser for minutes: the playground's episodes, one after the other, and whether anything of them stays behind.
+"""Many sessions on one browser for minutes: the playground's episodes, one after the other, and whether
+anything of them stays behind.
 
-`python scripts/soak.py --sessions 16 --minutes 10` prints a line a window (a minute; half a minute in runs of less than four minutes) and exits
-with 1 and what leaked where a page or a context is left at the end, or where the memory of the last window is more than 15% above that of an early
-one: the third minute, or the second half minute. Memory is the proportional share (Pss in /proc) of this process and all that it started: shared
-pages count once. An episode is the scripted teacher's, and every fourth one clicks at random; each session is closed and opened anew now and then.
+`python scripts/soak.py --sessions 16 --minutes 10` prints a line a window (a minute; half a minute in runs of
+less than four minutes) and exits with 1 and what leaked where a page or a context is left at the end, or
+where the memory of the last window is more than 15% above that of an early
+one: the third minute, or the second half minute. Memory is the proportional share (Pss in /proc) of this
+process and all that it started: shared pages count once. An episode is the scripted teacher's, and every
+fourth one clicks at random; each session is closed and opened anew now and then.
 """
 
 import argparse
@@ -51,7 +54,9 @@ def memory_mib() -> float:
     total = 0
     for pid in ours:
         try:
-            total += int((Path("/proc") / str(pid) / "smaps_rollup").read_text().split("\nPss:")[1].split()[0])
+            total += int(
+                (Path("/proc") / str(pid) / "smaps_rollup").read_text().split("\nPss:")[1].split()[0]
+            )
         except (OSError, IndexError):
             continue
     return total / 1024
@@ -77,12 +82,18 @@ async def at_random(session: Session, r: random.Random, count: Count) -> None:
         seen = await session.observe()
         shown = [node.index for node in seen.nodes if node.index is not None]
         back = Action(name="go_back", params={})
-        action = Action(name="click_element_by_index", params={"index": r.choice(shown)}) if shown and r.random() < 0.9 else back
+        action = (
+            Action(name="click_element_by_index", params={"index": r.choice(shown)})
+            if shown and r.random() < 0.9
+            else back
+        )
         await session.act([action], seen, lambda *_: asyncio.sleep(0, ""))
         count.steps += 1
 
 
-async def work(number: int, browser: Browser, environment: PlaygroundEnvironment, folder: Path, end: float, count: Count) -> None:
+async def work(
+    number: int, browser: Browser, environment: PlaygroundEnvironment, folder: Path, end: float, count: Count
+) -> None:
     """One session's episodes until `end`."""
     r, worlds = random.Random(number), make_worlds("train", 40)
     session = await Session.open(browser, folder, pause_s=0)
@@ -111,7 +122,8 @@ async def work(number: int, browser: Browser, environment: PlaygroundEnvironment
 
 
 def leaks(memory: Sequence[float], early: int, contexts: int, pages: int, tasks: int) -> list[str]:
-    """What is left behind, in words. `memory`: MiB, mean of each window; `early`: number of the window that the last one is compared with.
+    """What is left behind, in words. `memory`: MiB, mean of each window; `early`: number of the window that
+    the last one is compared with.
 
     >>> leaks([500, 600, 610, 640], 2, 0, 0, 0), leaks([100, 100, 116], 1, 1, 2, 0)
     ([], ['1 contexts and 2 pages are still open', 'memory grew from 100 to 116 MiB (+16.0%)'])
@@ -170,7 +182,9 @@ async def soak(sessions: int, minutes: float) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 where nothing leaked, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sessions", type=int, default=16, help="concurrent sessions (default 16)")
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the run (default 10)")
     options = parser.parse_args(argv)

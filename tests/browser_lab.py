@@ -1,4 +1,6 @@
-"""A browser and a web server for the tests of the browser layer: the pages of tests/pages under every *.localhost name, and a few made answers."""
+"""A browser and a web server for the tests of the browser layer: the pages of tests/pages under every
+*.localhost name, and a few made answers.
+"""
 
 import asyncio
 import http.server
@@ -27,7 +29,11 @@ MADE: dict[str, str] = {}  # path -> HTML of pages that a test makes itself
 
 
 REQUESTS: list[tuple[str, str]] = []  # host and path of every request
-REDIRECTS = {"to-c": "http://c.localhost/next.html", "to-b-to-c": "http://b.localhost/to-c", "to-a": "http://a.localhost/next.html"}
+REDIRECTS = {
+    "to-c": "http://c.localhost/next.html",
+    "to-b-to-c": "http://b.localhost/to-c",
+    "to-a": "http://a.localhost/next.html",
+}
 
 
 def pdf(text: str) -> bytes:
@@ -35,7 +41,13 @@ def pdf(text: str) -> bytes:
     writer, file, stream = PdfWriter(), BytesIO(), DecodedStreamObject()
     page = writer.add_blank_page(200, 200)
     font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
-    fonts = DictionaryObject({NameObject("/F1"): DictionaryObject({NameObject(key): NameObject(value) for key, value in font.items()})})
+    fonts = DictionaryObject(
+        {
+            NameObject("/F1"): DictionaryObject(
+                {NameObject(key): NameObject(value) for key, value in font.items()}
+            )
+        }
+    )
     stream.set_data(f"BT /F1 24 Tf 20 100 Td ({text}) Tj ET".encode())
     page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
     page[NameObject("/Contents")] = stream
@@ -58,7 +70,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path == "paper.pdf":
             self._answer(pdf("Forty two"), "application/pdf")
         elif path == "attached.pdf":
-            self._answer(pdf("Forty three"), "application/pdf", **{"Content-Disposition": 'attachment; filename="report 1.pdf"'})
+            self._answer(
+                pdf("Forty three"),
+                "application/pdf",
+                **{"Content-Disposition": 'attachment; filename="report 1.pdf"'},
+            )
         elif path == "no-content":
             self._answer(b"", "text/plain", 204)
         elif path == "private":
@@ -68,11 +84,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path in MADE:
             self._answer(MADE[path].encode(), "text/html; charset=utf-8")
         elif (PAGES / path).is_file():
-            self._answer((PAGES / path).read_bytes(), "text/javascript" if path.endswith(".js") else "text/html; charset=utf-8")
+            self._answer(
+                (PAGES / path).read_bytes(),
+                "text/javascript" if path.endswith(".js") else "text/html; charset=utf-8",
+            )
         else:
             self._answer(b"<title>Missing</title><p>no such page</p>", "text/html", 404)
 
-    def _answer(self, body: bytes, kind: str, status: int = 200, length: int | None = -1, **headers: str) -> None:
+    def _answer(
+        self, body: bytes, kind: str, status: int = 200, length: int | None = -1, **headers: str
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         if length is not None:
@@ -113,7 +134,9 @@ class Lab:
     def open(self, page: str, **options: Any) -> Observation:
         """A fresh session on a page; `options` are those of the session."""
         self.run(self.session.close())
-        self.session = self.run(Session.open(self.browser, self.folder, **({"image_format": "jpeg", "pause_s": 0} | options)))
+        self.session = self.run(
+            Session.open(self.browser, self.folder, **({"image_format": "jpeg", "pause_s": 0} | options))
+        )
         self.run(self.session.goto(page if "://" in page else f"http://a.localhost/{page}"))
         return self.see()
 
@@ -159,9 +182,17 @@ def find(seen: Observation, *, text: str = "", name: str = "", tag: str = "") ->
     found = [
         node
         for node in seen.nodes
-        if node.index is not None and (not text or node.text == text) and (not name or node.attributes.get("name") == name) and (not tag or node.tag == tag)
+        if node.index is not None
+        and (not text or node.text == text)
+        and (not name or node.attributes.get("name") == name)
+        and (not tag or node.tag == tag)
     ]
-    assert len(found) == 1, (text, name, tag, [(node.index, node.tag, node.text) for node in seen.nodes if node.index])
+    assert len(found) == 1, (
+        text,
+        name,
+        tag,
+        [(node.index, node.tag, node.text) for node in seen.nodes if node.index],
+    )
     return found[0]
 
 

@@ -11,7 +11,9 @@ from typing import Any
 Answer = tuple[int, dict[str, str], str]  # status, headers, body
 
 
-def completion(text: str | None, prompt_tokens: int = 7, completion_tokens: int = 3, finish_reason: str = "stop") -> Answer:
+def completion(
+    text: str | None, prompt_tokens: int = 7, completion_tokens: int = 3, finish_reason: str = "stop"
+) -> Answer:
     """A well-formed answer."""
     body = {
         "model": "served-model",
@@ -23,7 +25,11 @@ def completion(text: str | None, prompt_tokens: int = 7, completion_tokens: int 
 
 def refusal(status: int, message: str = "no", **headers: str) -> Answer:
     """An error answer."""
-    return status, {name.replace("_", "-"): value for name, value in headers.items()}, json.dumps({"error": {"message": message}})
+    return (
+        status,
+        {name.replace("_", "-"): value for name, value in headers.items()},
+        json.dumps({"error": {"message": message}}),
+    )
 
 
 @dataclass
@@ -50,12 +56,16 @@ def chat_server(answer: Callable[[dict[str, Any], int], Answer]) -> Iterator[Cha
                 server.headers.append({name.lower(): value for name, value in self.headers.items()})
                 open_now[0] += 1
                 server.most_at_once = max(server.most_at_once, open_now[0])
-            status, headers, text = answer(body, number) if self.path == "/v1/chat/completions" else refusal(404)
+            status, headers, text = (
+                answer(body, number) if self.path == "/v1/chat/completions" else refusal(404)
+            )
             with lock:
                 open_now[0] -= 1
             data = text.encode()
             self.send_response(status)
-            for name, value in ({"content-type": "application/json", "content-length": str(len(data))} | headers).items():
+            for name, value in (
+                {"content-type": "application/json", "content-length": str(len(data))} | headers
+            ).items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)

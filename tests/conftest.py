@@ -1,4 +1,6 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `ci` (derandomized), `deep` (2,000 examples a law), `quick` (40). One torch thread."""
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `default`, `ci` (derandomized), `deep` (2,000 examples a
+law), `quick` (40). One torch thread.
+"""
 
 import os
 import re
@@ -11,7 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-_COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+_COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
 settings.register_profile("default", max_examples=100, **_COMMON)
 settings.register_profile("ci", max_examples=100, derandomize=True, database=None, print_blob=True, **_COMMON)
 settings.register_profile("deep", max_examples=2000, **_COMMON)

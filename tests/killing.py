@@ -1,4 +1,6 @@
-"""Runs of a script that die in the middle: a forked process that kills itself, as SIGKILL would, at a chosen write to the disk."""
+"""Runs of a script that die in the middle: a forked process that kills itself, as SIGKILL would, at a chosen
+write to the disk.
+"""
 
 import json
 import os
@@ -11,11 +13,19 @@ from rmsweb import runlog, runner
 from rmsweb.records import dumps
 
 TIMES = ("_s", "_gb", "seconds")  # what two equal runs may differ in
-WRITES = ((os, "replace"), (os, "fsync"), (os, "unlink"), (runlog.RunFolder, "metrics"), (runner, "append_record"))
+WRITES = (
+    (os, "replace"),
+    (os, "fsync"),
+    (os, "unlink"),
+    (runlog.RunFolder, "metrics"),
+    (runner, "append_record"),
+)
 
 
 class Fatal:
-    """Counts replacements, syncs, deletions, metrics lines and records; the process dies at number `at`, in the middle of a line or just before the rest."""
+    """Counts replacements, syncs, deletions, metrics lines and records; the process dies at number `at`, in
+    the middle of a line or just before the rest.
+    """
 
     def __init__(self, at: int) -> None:
         self.at, self.count = at, 0
@@ -27,7 +37,11 @@ class Fatal:
             self.count += 1
             if self.count == self.at:
                 if owner in (runlog.RunFolder, runner):
-                    path, torn = (args[0].metrics_path, '{"step": 1, "torn') if owner is runlog.RunFolder else (args[0], dumps(args[1])[:-9])
+                    path, torn = (
+                        (args[0].metrics_path, '{"step": 1, "torn')
+                        if owner is runlog.RunFolder
+                        else (args[0], dumps(args[1])[:-9])
+                    )
                     with open(path, "a", encoding="utf-8") as file:
                         file.write(torn)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -37,7 +51,9 @@ class Fatal:
 
 
 def forked(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, die_at: int) -> int:
-    """Runs main(argv) in a fork that dies at its write number `die_at`; returns its exit code, negative for a signal."""
+    """Runs main(argv) in a fork that dies at its write number `die_at`; returns its exit code, negative for a
+    signal.
+    """
     child = os.fork()
     if child == 0:
         code = 1
@@ -61,4 +77,8 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 def summary(out: Path) -> dict[str, Any]:
     """summary.json without times."""
-    return {name: value for name, value in json.loads((out / "summary.json").read_text(encoding="utf-8")).items() if not name.endswith(TIMES)}
+    return {
+        name: value
+        for name, value in json.loads((out / "summary.json").read_text(encoding="utf-8")).items()
+        if not name.endswith(TIMES)
+    }

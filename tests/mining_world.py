@@ -1,4 +1,6 @@
-"""Small pools of runs for the tests of the miner and the report: a shop page, an answer a step, what came of it."""
+"""Small pools of runs for the tests of the miner and the report: a shop page, an answer a step, what came of
+it.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,9 +10,9 @@ from typing import Any
 
 import PIL.Image
 
-from rmsweb.alignment import Run
 from rmsweb.browser.actions import canonical_text, parse_action
-from rmsweb.collection import action_sample
+from rmsweb.collection.loop import action_sample
+from rmsweb.mining.alignment import Run
 from rmsweb.prompt import PromptConfig, save_prompt_config
 from rmsweb.records import (
     Action,
@@ -56,12 +58,16 @@ def picture(name: str = "0123456789abcdef") -> Image:
     return Image(path=f"screenshots/{name}.jpg", sha256=name * 4, width=640, height=480)
 
 
-def page(path: str, *, shift: int = 0, image: Image | None = None, text: str = "Red lamps on offer") -> Observation:
+def page(
+    path: str, *, shift: int = 0, image: Image | None = None, text: str = "Red lamps on offer"
+) -> Observation:
     """The shop's page; `shift` moves all indices."""
     tags = ("select", "button", "button", "a", "input")
     nodes = [Element(index=None, node_key="t", tag="#text", text=text, box=(0, 0, 100, 20))]
     nodes += [
-        Element(index=number + shift, node_key=str(number), tag=tag, text=label, box=(10, 40 * number, 90, 30))
+        Element(
+            index=number + shift, node_key=str(number), tag=tag, text=label, box=(10, 40 * number, 90, 30)
+        )
         for number, (tag, label) in enumerate(zip(tags, BUTTONS, strict=True), 1)
     ]
     return Observation(
@@ -82,24 +88,65 @@ def action(name: str, shift: int = 0) -> Action:
     return parse_action({verb: params | ({"index": params["index"] + shift} if "index" in params else {})})
 
 
-def step(number: int, name: str, *, path: str = "/", shift: int = 0, error: str | None = None, image: Image | None = None, memory: str = "") -> Step:
+def step(
+    number: int,
+    name: str,
+    *,
+    path: str = "/",
+    shift: int = 0,
+    error: str | None = None,
+    image: Image | None = None,
+    memory: str = "",
+) -> Step:
     """One turn; `name` is a key of VERBS, or "junk" for an answer that does not parse."""
     observation = page(path, shift=shift, image=image or picture())
     if name == "junk":
-        return Step(number=number, observation=observation, response_text="?", output=None, parse_failure=ParseFailure(reason="no JSON"))
+        return Step(
+            number=number,
+            observation=observation,
+            response_text="?",
+            output=None,
+            parse_failure=ParseFailure(reason="no JSON"),
+        )
     output = AgentOutput(actions=(action(name, shift),), memory=memory, next_goal=f"goal {name}")
-    result = ActionResult(error=error, message="" if error else f"did {name}", is_done=name == "done", success=True if name == "done" else None)
-    return Step(number=number, observation=observation, response_text=canonical_text(output, thinking=False), output=output, results=(result,))
+    result = ActionResult(
+        error=error,
+        message="" if error else f"did {name}",
+        is_done=name == "done",
+        success=True if name == "done" else None,
+    )
+    return Step(
+        number=number,
+        observation=observation,
+        response_text=canonical_text(output, thinking=False),
+        output=output,
+        results=(result,),
+    )
 
 
-def trajectory(names: str, *, task_id: str = "t0", name: str = "a", split: Split = "train", script: str = "evaluate", shift: int = 0) -> Trajectory:
+def trajectory(
+    names: str,
+    *,
+    task_id: str = "t0",
+    name: str = "a",
+    split: Split = "train",
+    script: str = "evaluate",
+    shift: int = 0,
+) -> Trajectory:
     """A run: words of `names` are keys of VERBS, `verb@/path` on another page."""
     steps = []
     for number, word in enumerate(names.split(), 1):
         verb, _, path = word.partition("@")
         steps.append(step(number, verb, path=path or "/", shift=shift))
     ended: Ended = "done" if names.split()[-1].startswith("done") else "max_steps"
-    task = Task(task_id=task_id, text=TASK, start_url="http://shop.localhost/", split=split, benchmark="playground", category="E-Commerce")
+    task = Task(
+        task_id=task_id,
+        text=TASK,
+        start_url="http://shop.localhost/",
+        split=split,
+        benchmark="playground",
+        category="E-Commerce",
+    )
     return Trajectory(
         trajectory_id=f"{task_id}.{name}",
         task=task,
@@ -119,7 +166,9 @@ def run(names: str, success: bool | None, **options: Any) -> Run:
 
 
 def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "check") -> Judgement:
-    return Judgement(trajectory_id=found.trajectory_id, judge=judge, model="", verdict=verdict, reason="because")
+    return Judgement(
+        trajectory_id=found.trajectory_id, judge=judge, model="", verdict=verdict, reason="because"
+    )
 
 
 def render(item: Run, position: int) -> StepSample | None:
@@ -144,5 +193,9 @@ def write_folder(path: Path, runs: Sequence[Run], *, config: dict[str, Any] | No
     (path / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
     write_records(path / "trajectories.rank0.jsonl", Trajectory, [item.trajectory for item in runs])
     verdicts: dict[bool | None, Verdict] = {True: "success", False: "not_success", None: "unparsed"}
-    write_records(path / "judgements.rank0.jsonl", Judgement, [judgement(item.trajectory, verdicts[item.success]) for item in runs])
+    write_records(
+        path / "judgements.rank0.jsonl",
+        Judgement,
+        [judgement(item.trajectory, verdicts[item.success]) for item in runs],
+    )
     return path

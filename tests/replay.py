@@ -1,4 +1,5 @@
-"""The playground without a browser: a session that renders a site's pages straight to the state that the browser layer makes of them.
+"""The playground without a browser: a session that renders a site's pages straight to the state that the
+browser layer makes of them.
 
 For tuning the learning stages in minutes, and for the check that the browser gives the same states.
 """
@@ -28,7 +29,9 @@ from rmsweb.runner import Launch, OpenSession
 
 @dataclass
 class ReplayTab:
-    """One tab: its page, the URLs of its history, what was typed, and the controls of the last observation of this document."""
+    """One tab: its page, the URLs of its history, what was typed, and the controls of the last observation of
+    this document.
+    """
 
     tab_id: str
     url: str
@@ -48,7 +51,7 @@ class ReplaySession:
         self.active: ReplayTab | None = None
         self.targets: dict[int, tuple[str, Any]] = {}
 
-    # ------------------------------------------------------------------------------------------------- navigation
+    # --------------------------------------------------------------------------------------------- navigation
 
     @property
     def tab(self) -> ReplayTab:
@@ -59,7 +62,9 @@ class ReplaySession:
         assert self.site is not None
         for _ in range(5):
             parts = urlsplit(url)
-            answer = self.site.request(parts.netloc, parts.path or "/", dict(parse_qsl(parts.query, keep_blank_values=True)))
+            answer = self.site.request(
+                parts.netloc, parts.path or "/", dict(parse_qsl(parts.query, keep_blank_values=True))
+            )
             if isinstance(answer, Page):
                 return url, answer
             url = f"http://{parts.netloc}{answer}"
@@ -88,7 +93,10 @@ class ReplaySession:
         return href if href.startswith("http") else f"http://{urlsplit(self.tab.url).netloc}{href}"
 
     def _follow(self, href: str, *, link: bool = False) -> None:
-        """Opens a URL or a path of the same host. A link to the page where it stands makes no new entry of the history; a form does."""
+        """Opens a URL or a path of the same host.
+
+        A link to the page where it stands makes no new entry of the history; a form does.
+        """
         url = self._absolute(href)
         self._show(url, enter=not (link and url == self.tab.url))
 
@@ -98,7 +106,7 @@ class ReplaySession:
     async def close(self) -> None:
         self.site = None
 
-    # ------------------------------------------------------------------------------------------------ observation
+    # -------------------------------------------------------------------------------------------- observation
 
     async def observe(self) -> Observation:
         nodes: list[Element] = []
@@ -110,13 +118,24 @@ class ReplaySession:
             self.targets[index] = target
             key = (tag, label or fields["attributes"]["name"])
             shown.add(key)
-            nodes.append(Element(index=index, node_key=str(len(nodes)), tag=tag, text=label, is_new=tab.seen is not None and key not in tab.seen, **fields))
+            nodes.append(
+                Element(
+                    index=index,
+                    node_key=str(len(nodes)),
+                    tag=tag,
+                    text=label,
+                    is_new=tab.seen is not None and key not in tab.seen,
+                    **fields,
+                )
+            )
             if label:
                 text(label, 1)
 
         def text(content: str, depth: int) -> None:
             if content:
-                nodes.append(Element(index=None, node_key=str(len(nodes)), tag="#text", text=content, depth=depth))
+                nodes.append(
+                    Element(index=None, node_key=str(len(nodes)), tag="#text", text=content, depth=depth)
+                )
 
         for widget in (*tab.page.nav, *tab.page.widgets):
             if isinstance(widget, Link):
@@ -126,15 +145,33 @@ class ReplaySession:
                 text(widget.text, 0)
             elif isinstance(widget, Choice):
                 attributes = {"name": widget.name, "autocomplete": "off"}
-                control("select", ("choice", widget), attributes=attributes, value="", options=("choose", *widget.options))
+                control(
+                    "select",
+                    ("choice", widget),
+                    attributes=attributes,
+                    value="",
+                    options=("choose", *widget.options),
+                )
             elif isinstance(widget, Suggest):
                 typed = tab.typed.get(widget.name, "")
-                control("input", ("field", widget.name), attributes={"name": widget.name, "autocomplete": "off"}, value=typed)
+                control(
+                    "input",
+                    ("field", widget.name),
+                    attributes={"name": widget.name, "autocomplete": "off"},
+                    value=typed,
+                )
                 for option in widget.shown(typed):
-                    control("a", ("link", Link(option, choose_url(tab.page.path, widget.name, option))), option)
+                    control(
+                        "a", ("link", Link(option, choose_url(tab.page.path, widget.name, option))), option
+                    )
             else:
                 for name, value in widget.fields.items():
-                    control("input", ("field", name), attributes={"name": name, "autocomplete": "off"}, value=tab.typed.get(name, value))
+                    control(
+                        "input",
+                        ("field", name),
+                        attributes={"name": name, "autocomplete": "off"},
+                        value=tab.typed.get(name, value),
+                    )
                 control("button", ("form", widget), widget.button)
         tab.seen = shown
         tabs = tuple(Tab(tab_id=other.tab_id, url=other.url, title=other.page.title) for other in self.tabs)
@@ -149,15 +186,21 @@ class ReplaySession:
             fingerprint=fingerprint(tab.url, tabs, nodes, 0.0),
         )
 
-    # ---------------------------------------------------------------------------------------------------- actions
+    # ------------------------------------------------------------------------------------------------ actions
 
-    async def act(self, actions: Sequence[Action], observation: Observation, extractor: Any) -> tuple[ActionResult, ...]:
+    async def act(
+        self, actions: Sequence[Action], observation: Observation, extractor: Any
+    ) -> tuple[ActionResult, ...]:
         results: list[ActionResult] = []
         for number, action in enumerate(actions):
             if action.name == "done" and number:
                 break
             results.append(await self._one(action.name, with_defaults(action)))
-            if results[-1].error or results[-1].is_done or (self.tab.tab_id, self.tab.url) != (observation.active_tab, observation.url):
+            if (
+                results[-1].error
+                or results[-1].is_done
+                or (self.tab.tab_id, self.tab.url) != (observation.active_tab, observation.url)
+            ):
                 break
         return tuple(results)
 
@@ -187,7 +230,11 @@ class ReplaySession:
         elif name == "input_text" and kind == "field":
             before = "" if params["clear_existing"] else tab.typed.get(target, "")
             tab.typed[target] = before + params["text"]
-        elif name == "select_dropdown_option" and kind == "choice" and params["text"].lower() in ("choose", *target.options):
+        elif (
+            name == "select_dropdown_option"
+            and kind == "choice"
+            and params["text"].lower() in ("choose", *target.options)
+        ):
             if params["text"].lower() != "choose":
                 self._follow(choose_url(tab.page.path, target.name, params["text"].lower()))
         else:
@@ -199,7 +246,9 @@ class ReplaySession:
         if form.post:
             parts = urlsplit(form.action)
             assert self.site is not None
-            answer = self.site.request(urlsplit(self.tab.url).netloc, parts.path, dict(parse_qsl(parts.query)) | fields)
+            answer = self.site.request(
+                urlsplit(self.tab.url).netloc, parts.path, dict(parse_qsl(parts.query)) | fields
+            )
             assert isinstance(answer, str)
             self._follow(answer)
         else:
@@ -226,7 +275,13 @@ class ReplayEnvironment:
     async def check(self, session: ReplaySession, trajectory: Trajectory) -> Judgement:
         assert session.site is not None
         success, reason = session.site.check(trajectory.final_text)
-        return Judgement(trajectory_id=trajectory.trajectory_id, judge="check", model="", verdict="success" if success else "not_success", reason=reason)
+        return Judgement(
+            trajectory_id=trajectory.trajectory_id,
+            judge="check",
+            model="",
+            verdict="success" if success else "not_success",
+            reason=reason,
+        )
 
     def now(self) -> datetime.date:
         return datetime.date(2026, 1, 15)
@@ -239,14 +294,19 @@ class NoBrowser:
 
 
 def replay_pool(folder: Path, *, viewport: tuple[int, int], **options: Any) -> tuple[Launch, OpenSession]:
-    """What `runner.browser_pool` gives, over replay sessions: every page has the same small picture, which lies in the run folder."""
+    """What `runner.browser_pool` gives, over replay sessions: every page has the same small picture, which
+    lies in the run folder.
+    """
 
     @asynccontextmanager
     async def launch() -> AsyncIterator[NoBrowser]:
         yield NoBrowser()
 
     async def open_session(browser: NoBrowser, name: str) -> ReplaySession:
-        picture, drawn = Image(path="screenshots/page.png", sha256="page", width=viewport[0], height=viewport[1]), folder / "page.tmp"
+        picture, drawn = (
+            Image(path="screenshots/page.png", sha256="page", width=viewport[0], height=viewport[1]),
+            folder / "page.tmp",
+        )
         if not (folder / picture.path).exists():
             (folder / "screenshots").mkdir(exist_ok=True)
             PIL.Image.new("RGB", viewport, "white").save(drawn, format="PNG")

@@ -1,4 +1,6 @@
-"""A tiny policy that wavers between the right and a wrong index, and run folders of states, for the tests of the RL step and script."""
+"""A tiny policy that wavers between the right and a wrong index, and run folders of states, for the tests of
+the RL step and script.
+"""
 
 import dataclasses
 from pathlib import Path

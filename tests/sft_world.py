@@ -10,7 +10,14 @@ from rmsweb.prompt import PromptConfig, save_prompt_config
 from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text, write_records
 
 
-def step_sample(number: int, *, split: Split = "train", picture: Image | None = None, config: PromptConfig = SMALL_PROMPT, padding: int = 0) -> StepSample:
+def step_sample(
+    number: int,
+    *,
+    split: Split = "train",
+    picture: Image | None = None,
+    config: PromptConfig = SMALL_PROMPT,
+    padding: int = 0,
+) -> StepSample:
     """A page with one button whose index is the answer."""
     index = 1 + number % 7
     target = f'{{"action":[{{"click_element_by_index":{{"index":{index}}}}}]}}'
@@ -32,13 +39,18 @@ def step_sample(number: int, *, split: Split = "train", picture: Image | None = 
     )
 
 
-def write_run(folder: Path, count: int, *, split: Split = "train", samples: list[StepSample] | None = None) -> Path:
+def write_run(
+    folder: Path, count: int, *, split: Split = "train", samples: list[StepSample] | None = None
+) -> Path:
     """samples.jsonl, prompt_config.json and screenshots/; every third sample has a picture."""
     (folder / "screenshots").mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)
     PIL.Image.fromarray(noise).save(folder / "screenshots" / "a.png")
     picture = Image(path="screenshots/a.png", sha256=sha256_text("a"), width=160, height=96)
-    made = [step_sample(number, split=split, picture=picture if number % 3 == 0 else None) for number in range(count)]
+    made = [
+        step_sample(number, split=split, picture=picture if number % 3 == 0 else None)
+        for number in range(count)
+    ]
     write_records(folder / "samples.jsonl", StepSample, [*made, *(samples or [])])
     save_prompt_config(SMALL_PROMPT, folder / "prompt_config.json")
     return folder / "samples.jsonl"

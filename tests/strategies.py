@@ -1,4 +1,6 @@
-"""Hypothesis generators that several test files share: actions, answers in any spelling, hostile texts, reward lists."""
+"""Hypothesis generators that several test files share: actions, answers in any spelling, hostile texts,
+reward lists.
+"""
 
 import json
 from typing import Any
@@ -7,9 +9,28 @@ from hypothesis import strategies as st
 
 from rmsweb.browser.actions import ACTIONS, ALIASES, ParamSpec
 from rmsweb.records import Action, AgentOutput
-from rmsweb.reward import LEVELS
+from rmsweb.salvage.reward import LEVELS
 
-WORDS = ["red", "shoes", "Shoe", "100", "1000", "the", "a", "March", "May", "not", "Boston", "Café", "non-vegetarian", "vegetarian", "2", "", "!", "é"]
+WORDS = [
+    "red",
+    "shoes",
+    "Shoe",
+    "100",
+    "1000",
+    "the",
+    "a",
+    "March",
+    "May",
+    "not",
+    "Boston",
+    "Café",
+    "non-vegetarian",
+    "vegetarian",
+    "2",
+    "",
+    "!",
+    "é",
+]
 URLS = [
     "https://www.a.com/x?b=1&c=2",
     "a.com/x/?c=2&b=1",
@@ -28,7 +49,10 @@ urls = st.sampled_from(URLS) | free_text
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | free_text,
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*ACTIONS, *ALIASES, "action", "index", "text"]) | free_text, inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from([*ACTIONS, *ALIASES, "action", "index", "text"]) | free_text, inner, max_size=4
+        )
     ),
     max_leaves=12,
 )
@@ -52,7 +76,9 @@ def _parameter(spec: ParamSpec) -> st.SearchStrategy[Any]:
 
 @st.composite
 def actions(draw: st.DrawFn, names: tuple[str, ...] = tuple(ACTIONS)) -> Action:
-    """A valid action as the parser would give it: required parameters (a `done` may lack its flag) and some of the others."""
+    """A valid action as the parser would give it: required parameters (a `done` may lack its flag) and some
+    of the others.
+    """
     name = draw(st.sampled_from(names))
     params = {}
     for spec in ACTIONS[name].params:
@@ -64,17 +90,27 @@ def actions(draw: st.DrawFn, names: tuple[str, ...] = tuple(ACTIONS)) -> Action:
 
 def outputs(max_actions: int = 4) -> st.SearchStrategy[AgentOutput]:
     """An answer with one to `max_actions` actions."""
-    return st.lists(actions(), min_size=1, max_size=max_actions).map(lambda found: AgentOutput(actions=tuple(found), memory="m", next_goal="g"))
+    return st.lists(actions(), min_size=1, max_size=max_actions).map(
+        lambda found: AgentOutput(actions=tuple(found), memory="m", next_goal="g")
+    )
 
 
 def plain_text(output: AgentOutput) -> str:
     """The answer as JSON, nothing normalised."""
-    return json.dumps({"memory": output.memory, "next_goal": output.next_goal, "action": [{found.name: found.params} for found in output.actions]})
+    return json.dumps(
+        {
+            "memory": output.memory,
+            "next_goal": output.next_goal,
+            "action": [{found.name: found.params} for found in output.actions],
+        }
+    )
 
 
 @st.composite
 def spellings(draw: st.DrawFn, output: AgentOutput) -> str:
-    """The same answer in another spelling: aliases, order of keys and parameters, numbers as strings, spaces, fences."""
+    """The same answer in another spelling: aliases, order of keys and parameters, numbers as strings, spaces,
+    fences.
+    """
     listed = []
     for action in output.actions:
         implied = {alias: extra for alias, (name, extra) in ALIASES.items() if name == action.name}
@@ -83,17 +119,29 @@ def spellings(draw: st.DrawFn, output: AgentOutput) -> str:
         for name, value in draw(st.permutations(list(action.params.items()))):
             spec = next(spec for spec in ACTIONS[action.name].params if spec.name == name)
             key = draw(st.sampled_from([name, *spec.aliases]))
-            params[key] = str(value) if spec.kind == "int" and value is not None and draw(st.booleans()) else value
+            params[key] = (
+                str(value) if spec.kind == "int" and value is not None and draw(st.booleans()) else value
+            )
         listed.append({draw(st.sampled_from([action.name, *same])): params})
-    members = draw(st.permutations([("memory", output.memory), ("next_goal", output.next_goal), ("action", listed)]))
-    text = json.dumps(dict(members), indent=draw(st.sampled_from([None, 0, 2])), ensure_ascii=draw(st.booleans()))
-    return draw(st.sampled_from(["{}", "```json\n{}\n```", "Here it is: {} done", "\n {}\t"])).replace("{}", text, 1)
+    members = draw(
+        st.permutations([("memory", output.memory), ("next_goal", output.next_goal), ("action", listed)])
+    )
+    text = json.dumps(
+        dict(members), indent=draw(st.sampled_from([None, 0, 2])), ensure_ascii=draw(st.booleans())
+    )
+    return draw(st.sampled_from(["{}", "```json\n{}\n```", "Here it is: {} done", "\n {}\t"])).replace(
+        "{}", text, 1
+    )
 
 
 def used_indices(*found: AgentOutput) -> set[int]:
     """Every element index that the answers name."""
     return {
-        action.params[key] for output in found for action in output.actions for key in ("index", "frame_element_index") if action.params.get(key) is not None
+        action.params[key]
+        for output in found
+        for action in output.actions
+        for key in ("index", "frame_element_index")
+        if action.params.get(key) is not None
     }
 
 

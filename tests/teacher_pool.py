@@ -1,4 +1,6 @@
-"""Collection without a browser and without HTTP: the scripted teacher's rounds with reflection over the replay, as a pool for mining."""
+"""Collection without a browser and without HTTP: the scripted teacher's rounds with reflection over the
+replay, as a pool for mining.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,8 +9,8 @@ from pathlib import Path
 from replay import ReplayEnvironment, ReplaySession
 
 from rmsweb.agent import AgentOptions, Episode
-from rmsweb.alignment import Run
-from rmsweb.collection import Attempt, collect_task, reflect
+from rmsweb.collection.loop import Attempt, collect_task, reflect
+from rmsweb.mining.alignment import Run
 from rmsweb.playground.tasks import World
 from rmsweb.playground.teacher import ROLES
 from rmsweb.prompt import PromptConfig, load_prompt_config, render_text
@@ -27,13 +29,31 @@ def scripted(role: str) -> Policy:
     return policy
 
 
-async def attempt(policy: Policy, world: World, name: str, seed: int, guide: str | None = None, config: PromptConfig = CONFIG) -> tuple[Trajectory, Judgement]:
+async def attempt(
+    policy: Policy,
+    world: World,
+    name: str,
+    seed: int,
+    guide: str | None = None,
+    config: PromptConfig = CONFIG,
+) -> tuple[Trajectory, Judgement]:
     """One judged episode over the replay; a stalled loop ends it, as in collection."""
     session, environment = ReplaySession(PICTURE), ReplayEnvironment()
     start = await environment.reset(session, world.task())
-    source, options = Source(script="test", policy="replay", seed=seed), AgentOptions(max_steps=12, stop_on_stall=True)
+    source, options = (
+        Source(script="test", policy="replay", seed=seed),
+        AgentOptions(max_steps=12, stop_on_stall=True),
+    )
     episode = Episode(
-        policy=policy, session=session, task=world.task(), trajectory_id=name, source=source, seed=seed, config=config, options=options, guide=guide
+        policy=policy,
+        session=session,
+        task=world.task(),
+        trajectory_id=name,
+        source=source,
+        seed=seed,
+        config=config,
+        options=options,
+        guide=guide,
     )
     trajectory = await episode.run(start)
     return trajectory, await environment.check(session, trajectory)
@@ -44,7 +64,9 @@ async def _rounds(world: World) -> list[tuple[Trajectory, Judgement]]:
     attempts: list[Attempt] = []
     await collect_task(
         attempts,
-        run=lambda number, guide: attempt(scripted("scripted-teacher"), world, f"{world.task_id}/{number}", number, guide),
+        run=lambda number, guide: attempt(
+            scripted("scripted-teacher"), world, f"{world.task_id}/{number}", number, guide
+        ),
         reflect=lambda trajectory, guide: reflect(scripted("scripted-reflection"), trajectory, guide, seed=0),
         commit=lambda trajectory, judgement: done.append((trajectory, judgement)),  # type: ignore[arg-type]
     )

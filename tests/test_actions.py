@@ -1,4 +1,6 @@
-"""Laws of the action table and its parser: total on any text, canonical text is a fixed point, spans hold the action list."""
+"""Laws of the action table and its parser: total on any text, canonical text is a fixed point, spans hold the
+action list.
+"""
 
 import json
 import typing
@@ -57,7 +59,9 @@ def test_the_parser_is_total(text: str) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x), max_leaves=8
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+        max_leaves=8,
     )
 )
 def test_the_parser_is_total_on_any_json(value: typing.Any) -> None:
@@ -72,12 +76,21 @@ def test_canonical_text_is_a_fixed_point(output: AgentOutput) -> None:
     parsed = a.parse_agent_output(text)
     assert isinstance(parsed, AgentOutput)
     assert a.canonical_text(parsed, thinking=False) == text
-    assert [a.with_defaults(action) for action in parsed.actions] == [a.with_defaults(action) for action in output.actions]
+    assert [a.with_defaults(action) for action in parsed.actions] == [
+        a.with_defaults(action) for action in output.actions
+    ]
 
 
-@given(outputs, st.sampled_from([None, 1, 2, "\t"]), st.sampled_from(["", "Here you are:\n", "```json\n"]), st.booleans())
+@given(
+    outputs,
+    st.sampled_from([None, 1, 2, "\t"]),
+    st.sampled_from(["", "Here you are:\n", "```json\n"]),
+    st.booleans(),
+)
 def test_layout_does_not_matter(output: AgentOutput, indent: typing.Any, before: str, reverse: bool) -> None:
-    """Spaces, fences, text around, and the order of keys change nothing; the span holds exactly the action list."""
+    """Spaces, fences, text around, and the order of keys change nothing; the span holds exactly the action
+    list.
+    """
     data = json.loads(a.canonical_text(output, thinking=False))
     if reverse:
         data = dict(reversed(data.items()))
@@ -95,11 +108,31 @@ def test_layout_does_not_matter(output: AgentOutput, indent: typing.Any, before:
 @pytest.mark.parametrize(
     ("given_name", "params", "name", "parsed"),
     [
-        ("click", {"index": 3, "ctrl": None}, "click_element_by_index", {"index": 3, "while_holding_ctrl": None}),
-        ("input", {"index": 0, "text": "x", "clear": False}, "input_text", {"index": 0, "text": "x", "clear_existing": False}),
-        ("search", {"query": "q", "search_engine": "bing"}, "search_engine", {"query": "q", "engine": "bing"}),
+        (
+            "click",
+            {"index": 3, "ctrl": None},
+            "click_element_by_index",
+            {"index": 3, "while_holding_ctrl": None},
+        ),
+        (
+            "input",
+            {"index": 0, "text": "x", "clear": False},
+            "input_text",
+            {"index": 0, "text": "x", "clear_existing": False},
+        ),
+        (
+            "search",
+            {"query": "q", "search_engine": "bing"},
+            "search_engine",
+            {"query": "q", "engine": "bing"},
+        ),
         ("search_google", {"query": "q"}, "search_engine", {"query": "q", "engine": "google"}),
-        ("scroll", {"down": True, "pages": 2, "index": 4}, "scroll", {"down": True, "num_pages": 2.0, "frame_element_index": 4}),
+        (
+            "scroll",
+            {"down": True, "pages": 2, "index": 4},
+            "scroll",
+            {"down": True, "num_pages": 2.0, "frame_element_index": 4},
+        ),
         ("extract", {"query": "q"}, "extract_structured_data", {"query": "q", "extract_links": False}),
         ("go_back", None, "go_back", {}),
         ("go_back", {"why": 1}, "go_back", {}),
@@ -107,7 +140,9 @@ def test_layout_does_not_matter(output: AgentOutput, indent: typing.Any, before:
         ("click_element_by_index", {"index": "3"}, "click_element_by_index", {"index": 3}),
     ],
 )
-def test_aliases_and_conversions(given_name: str, params: typing.Any, name: str, parsed: dict[str, typing.Any]) -> None:
+def test_aliases_and_conversions(
+    given_name: str, params: typing.Any, name: str, parsed: dict[str, typing.Any]
+) -> None:
     """Newer and older names mean the same action; what was not given is not made up."""
     assert a.parse_action({given_name: params}) == Action(name=name, params=parsed)
 
@@ -139,7 +174,9 @@ def test_two_objects_are_not_an_answer() -> None:
     """The parser does not choose between two answers, nor between two equal keys."""
     one = '{"action":[{"go_back":{}}]}'
     assert isinstance(a.parse_agent_output(one + " or " + one), ParseFailure)
-    assert isinstance(a.parse_agent_output('{"action":[{"go_back":{}}],"action":[{"wait":{}}]}'), ParseFailure)
+    assert isinstance(
+        a.parse_agent_output('{"action":[{"go_back":{}}],"action":[{"wait":{}}]}'), ParseFailure
+    )
 
 
 def test_present_keys_and_unknown_parameters_are_kept_apart() -> None:
@@ -154,5 +191,8 @@ def test_present_keys_and_unknown_parameters_are_kept_apart() -> None:
 def test_the_schema_names_every_action_and_parameter() -> None:
     """The prompt's schema comes from the same table."""
     text = a.schema_text()
-    assert all(f"- {spec.name}(" in text and all(param.name in text for param in spec.params) for spec in a.ACTIONS.values())
+    assert all(
+        f"- {spec.name}(" in text and all(param.name in text for param in spec.params)
+        for spec in a.ACTIONS.values()
+    )
     assert len(a.ACTIONS) == 20

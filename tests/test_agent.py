@@ -1,4 +1,6 @@
-"""Laws of the agent loop: what is recorded, how an episode ends, that failures are data and that the guide stays in the prompts."""
+"""Laws of the agent loop: what is recorded, how an episode ends, that failures are data and that the guide
+stays in the prompts.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -13,11 +15,27 @@ from hypothesis import strategies as st
 from rmsweb.agent import AgentOptions, Episode, executed_actions, has_stalled, is_stalled, step_prompt
 from rmsweb.browser.actions import parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
-from rmsweb.records import ActionResult, AgentOutput, Observation, Source, Step, Text, Trajectory, derive_seed, dumps
+from rmsweb.records import (
+    ActionResult,
+    AgentOutput,
+    Observation,
+    Source,
+    Step,
+    Text,
+    Trajectory,
+    derive_seed,
+    dumps,
+)
 
 
 def episode(
-    policy: Any, session: Any = None, config: Any = CONFIG, task: Any = TASK, guide: str | None = None, extraction: Any = None, **options: Any
+    policy: Any,
+    session: Any = None,
+    config: Any = CONFIG,
+    task: Any = TASK,
+    guide: str | None = None,
+    extraction: Any = None,
+    **options: Any,
 ) -> Trajectory:
     """One attempt in the counting world."""
     return asyncio.run(
@@ -38,8 +56,13 @@ def episode(
 
 
 def test_a_successful_episode() -> None:
-    """Steps are numbered from 1, hold what was seen and done, tokens add up, and an executed `done` gives text and flag."""
-    session, policy = CountingSession(), ScriptedPolicy(answer(click(1)), answer(click(1), click(1)), answer(done()))
+    """Steps are numbered from 1, hold what was seen and done, tokens add up, and an executed `done` gives
+    text and flag.
+    """
+    session, policy = (
+        CountingSession(),
+        ScriptedPolicy(answer(click(1)), answer(click(1), click(1)), answer(done())),
+    )
     result = episode(policy, session)
     assert (result.ended, result.final_text, result.declared_success) == ("done", "three", True)
     assert [step.number for step in result.steps] == [1, 2, 3]
@@ -68,11 +91,18 @@ def test_done_that_was_not_executed_does_not_count() -> None:
 
 
 def test_endings() -> None:
-    """The turn limit, unusable answers in a row and, where asked for, a stalled loop end an episode without a declaration."""
+    """The turn limit, unusable answers in a row and, where asked for, a stalled loop end an episode without a
+    declaration.
+    """
     wandering = ScriptedPolicy(*[answer(click(1 + i % 2), goal=str(i)) for i in range(8)])
     assert (episode(wandering).ended, len(episode(wandering).steps)) == ("max_steps", 8)
     lost = episode(ScriptedPolicy("no json"))
-    assert (lost.ended, len(lost.steps), lost.declared_success, lost.final_text) == ("parse_failures", 3, None, None)
+    assert (lost.ended, len(lost.steps), lost.declared_success, lost.final_text) == (
+        "parse_failures",
+        3,
+        None,
+        None,
+    )
     assert all(step.parse_failure and step.output is None and step.results == () for step in lost.steps)
     assert len(episode(ScriptedPolicy(answer(click(2)))).steps) == 8
     assert len(episode(ScriptedPolicy(answer(click(2))), stop_on_stall=True).steps) == 3
@@ -80,7 +110,9 @@ def test_endings() -> None:
 
 
 def test_failures_are_fed_back_as_data() -> None:
-    """The reason of an unusable answer and an action's error stand in the next prompt, and a usable answer resets the count."""
+    """The reason of an unusable answer and an action's error stand in the next prompt, and a usable answer
+    resets the count.
+    """
     policy = ScriptedPolicy("rubbish", "rubbish", answer(click(3)), "rubbish", "rubbish", answer(done()))
     config = replace(CONFIG, history_fields=("next_goal", "result"))
     result = episode(policy, config=config)
@@ -90,7 +122,9 @@ def test_failures_are_fed_back_as_data() -> None:
 
 
 def test_extraction_is_answered_and_counted() -> None:
-    """The extraction policy sees query and page text; its answer is read in the next prompt only, its tokens are the step's."""
+    """The extraction policy sees query and page text; its answer is read in the next prompt only, its tokens
+    are the step's.
+    """
     look = {"extract_structured_data": {"query": "the number", "extract_links": False}}
     policy, reader = ScriptedPolicy(answer(look), answer(click(1)), answer(done())), ScriptedPolicy(" 42 ")
     result = episode(policy, extraction=reader)
@@ -117,7 +151,9 @@ def test_long_page_text_is_cut_to_the_budget() -> None:
 
 @given(st.text(min_size=1, max_size=200).filter(str.strip))
 def test_the_guide_is_in_the_prompts_and_in_no_step(guide: str) -> None:
-    """rho is concatenated to every state of its round, whatever its text; no step changes by it, and what else is shown stays the same."""
+    """rho is concatenated to every state of its round, whatever its text; no step changes by it, and what
+    else is shown stays the same.
+    """
     with_guide, without = (ScriptedPolicy(answer(click(1)), answer(done())) for _ in range(2))
     guided, plain = episode(with_guide, guide="GUIDE" + guide), episode(without)
     assert all("GUIDE" in prompt for prompt in with_guide.prompts)
@@ -130,17 +166,33 @@ def test_the_guide_is_in_the_prompts_and_in_no_step(guide: str) -> None:
 
 def test_a_prompt_follows_from_the_records() -> None:
     """Rendering the recorded steps again gives the very prompts that the policy saw."""
-    policy = ScriptedPolicy(answer(click(1)), "rubbish", answer({"write_file": {"file_name": "a.md", "content": "x"}}), answer(done()))
+    policy = ScriptedPolicy(
+        answer(click(1)),
+        "rubbish",
+        answer({"write_file": {"file_name": "a.md", "content": "x"}}),
+        answer(done()),
+    )
     config = replace(CONFIG, blocks=("title", "files", "step_info"))
     result = episode(policy, config=config)
     for number, step in enumerate(result.steps):
-        prompt = step_prompt(config, task_text=TASK.text, history=result.steps[:number], observation=step.observation, date=result.task.environment["date"])
-        assert "".join(p.text for m in prompt.messages for p in m.parts if isinstance(p, Text)) == policy.prompts[number]
+        prompt = step_prompt(
+            config,
+            task_text=TASK.text,
+            history=result.steps[:number],
+            observation=step.observation,
+            date=result.task.environment["date"],
+        )
+        assert (
+            "".join(p.text for m in prompt.messages for p in m.parts if isinstance(p, Text))
+            == policy.prompts[number]
+        )
     assert "a.md" in policy.prompts[3]
 
 
 def test_a_prompt_that_cannot_fit() -> None:
-    """Too small a budget is the user's error at the first step; a page that outgrows it later ends the episode as data."""
+    """Too small a budget is the user's error at the first step; a page that outgrows it later ends the
+    episode as data.
+    """
     with pytest.raises(ValueError, match="prompt budget"):
         episode(ScriptedPolicy(answer(done())), config=replace(CONFIG, prompt_budget=5))
 
@@ -159,17 +211,38 @@ def moves(pattern: str) -> list[Step]:
     for number, letter in enumerate(pattern, 1):
         output = parse_agent_output(answer({"send_keys": {"keys": letter.lower()}}, goal=str(number)))
         assert isinstance(output, AgentOutput)
-        seen = Observation(url="u", title="", tabs=(), active_tab="1", viewport=(1, 1), fingerprint="upper" if letter.isupper() else "lower")
-        steps.append(Step(number=number, observation=seen, response_text="", output=output, results=(ActionResult(),)))
+        seen = Observation(
+            url="u",
+            title="",
+            tabs=(),
+            active_tab="1",
+            viewport=(1, 1),
+            fingerprint="upper" if letter.isupper() else "lower",
+        )
+        steps.append(
+            Step(number=number, observation=seen, response_text="", output=output, results=(ActionResult(),))
+        )
     return steps
 
 
 @pytest.mark.parametrize(
     ("pattern", "stalled"),
-    [("aaa", True), ("aa", False), ("aab", False), ("baaa", True), ("ababab", True), ("babab", False), ("aAa", False), ("aBaBaB", True), ("abcabcabc", False)],
+    [
+        ("aaa", True),
+        ("aa", False),
+        ("aab", False),
+        ("baaa", True),
+        ("ababab", True),
+        ("babab", False),
+        ("aAa", False),
+        ("aBaBaB", True),
+        ("abcabcabc", False),
+    ],
 )
 def test_the_stall_rule(pattern: str, stalled: bool) -> None:
-    """Stalled: one move three times running or a cycle of two three times, in unchanged states; other words around it do not matter."""
+    """Stalled: one move three times running or a cycle of two three times, in unchanged states; other words
+    around it do not matter.
+    """
     assert is_stalled(moves(pattern)) is stalled
 
 
@@ -198,7 +271,9 @@ def test_a_trajectory_is_a_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last_try", [False, True])
 def test_a_browser_that_is_gone(last_try: bool) -> None:
-    """It leaves the loop, so that the episode can be run again elsewhere; on the last try it ends the episode as data."""
+    """It leaves the loop, so that the episode can be run again elsewhere; on the last try it ends the episode
+    as data.
+    """
 
     class Fragile(CountingSession):
         async def observe(self) -> Observation:
@@ -212,4 +287,9 @@ def test_a_browser_that_is_gone(last_try: bool) -> None:
             episode(policy, Fragile())
         return
     result = episode(policy, Fragile(), record_broken=True)
-    assert (result.ended, result.error, len(result.steps), result.declared_success) == ("environment", "crashed", 1, None)
+    assert (result.ended, result.error, len(result.steps), result.declared_success) == (
+        "environment",
+        "crashed",
+        1,
+        None,
+    )

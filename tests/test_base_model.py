@@ -1,4 +1,6 @@
-"""Laws of the tiny base: its tokenizer loses nothing, its drills are answerable, it never met the playground, and what is committed has the skills."""
+"""Laws of the tiny base: its tokenizer loses nothing, its drills are answerable, it never met the playground,
+and what is committed has the skills.
+"""
 
 import asyncio
 import json
@@ -37,8 +39,12 @@ def encode(text: str) -> list[int]:
 
 @given(memory=phrases, label=phrases, index=st.integers(1, 40), verb=st.sampled_from(drills.VERBS))
 def test_answers_survive_the_tokenizer(memory: str, label: str, index: int, verb: str) -> None:
-    """decode(encode(x)) == x for every canonical answer over the vocabulary, and a word is one token wherever it stands."""
-    goal = drills.Goal(verb, None if verb == "back" else label, label if verb in ("type", "select", "done") else None)
+    """decode(encode(x)) == x for every canonical answer over the vocabulary, and a word is one token wherever
+    it stands.
+    """
+    goal = drills.Goal(
+        verb, None if verb == "back" else label, label if verb in ("type", "select", "done") else None
+    )
     text = drills.answer_text(goal, index, memory)
     ids = encode(text)
     assert TOKENIZER.unk_token_id not in ids
@@ -51,17 +57,23 @@ def test_answers_survive_the_tokenizer(memory: str, label: str, index: int, verb
 
 @given(st.text())
 def test_any_text_has_tokens(text: str) -> None:
-    """What the policy typed into a page may come back in a prompt: nothing raises, unknown words become <unk>."""
+    """What the policy typed into a page may come back in a prompt: nothing raises, unknown words become
+    <unk>.
+    """
     assert len(encode(text)) <= 2 * len(text) + 1
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_drills_are_answerable(name: str) -> None:
-    """The page and the tail hold the answer: an index belongs to the element of that label, a value stands in the task or on the page."""
+    """The page and the tail hold the answer: an index belongs to the element of that label, a value stands in
+    the task or on the page.
+    """
     words = drills.Words(WORDS, CONFIG, ())
     for seed in range(60):
         drill = STAGES[name](random.Random(seed), words)
-        page = "".join(part.text for message in drill.page for part in message.parts if isinstance(part, Text))
+        page = "".join(
+            part.text for message in drill.page for part in message.parts if isinstance(part, Text)
+        )
         for turn in drill.turns:
             if not turn.target.endswith("}"):
                 continue
@@ -95,17 +107,30 @@ async def crawl(world: World) -> list[Observation]:
                 if kind == "link":
                     queue.append(session._absolute(target.href))
                 elif kind == "choice":
-                    queue.append(session._absolute(choose_url(session.tab.page.path, target.name, target.options[0])))
+                    queue.append(
+                        session._absolute(choose_url(session.tab.page.path, target.name, target.options[0]))
+                    )
                 elif kind == "form":
                     typed = target.fields | dict.fromkeys(target.fields, world.item)
-                    queue.append(session._absolute(f"{target.action}{'&' if '?' in target.action else '?'}{urlencode(typed)}"))
+                    queue.append(
+                        session._absolute(
+                            f"{target.action}{'&' if '?' in target.action else '?'}{urlencode(typed)}"
+                        )
+                    )
     return found
 
 
 def titles_and_lines(prompt: str) -> set[str]:
-    """What a prompt says in more than one word: titles, addresses, whole lines of the page and of the task. A line of one word is a word, no page."""
+    """What a prompt says in more than one word: titles, addresses, whole lines of the page and of the task.
+
+    A line of one word is a word, no page.
+    """
     lines = (re.sub(r"^Task: ", "", line.strip()) for line in prompt.splitlines())
-    return {line for line in lines if len(re.findall(r"[\w/.:]+", re.sub(r"<[^>]*>", "", line))) > 1 and not line.startswith("<")}
+    return {
+        line
+        for line in lines
+        if len(re.findall(r"[\w/.:]+", re.sub(r"<[^>]*>", "", line))) > 1 and not line.startswith("<")
+    }
 
 
 def site_prompts() -> Iterator[str]:
@@ -114,7 +139,13 @@ def site_prompts() -> Iterator[str]:
     for world in (world for split in splits for world in make_worlds(split, len(TEMPLATES + UNSEEN))):
         for page in asyncio.run(crawl(world)):
             yield f"{page.url}\n" + render_text(
-                build_prompt(CONFIG, task_text=world.text, observation=page, history=[], count_tokens=lambda text: len(text.split())).messages
+                build_prompt(
+                    CONFIG,
+                    task_text=world.text,
+                    observation=page,
+                    history=[],
+                    count_tokens=lambda text: len(text.split()),
+                ).messages
             )
 
 
@@ -128,7 +159,9 @@ def drill_prompts(count: int) -> Iterator[str]:
 
 
 def test_drills_show_no_page_and_no_task_of_the_playground() -> None:
-    """No title, address, whole line or task text of a site stands in a drill, and no address at all; the search does find every page of a site."""
+    """No title, address, whole line or task text of a site stands in a drill, and no address at all; the
+    search does find every page of a site.
+    """
     pages = list(site_prompts())
     theirs = set[str]().union(*map(titles_and_lines, pages))
     assert {f"Page: {site} home" for site in SITES} - {"Page: news home"} <= theirs
@@ -152,7 +185,9 @@ def test_splits_share_no_entity() -> None:
 
 
 def test_weights_are_zero_on_what_is_given(tmp_path: Path) -> None:
-    """Only the answer is trained, and of it only what follows the given part; words weigh more than structure."""
+    """Only the answer is trained, and of it only what follows the given part; words weigh more than
+    structure.
+    """
     policy = PolicyModel(base_model.build_model(TOKENIZER, 0), TOKENIZER, prompt_config=CONFIG)
     words = drills.Words(WORDS, CONFIG, base_model.draw_pictures(tmp_path, CONFIG, 2, 0))
     encoder = base_model.DrillEncoder(policy, tmp_path)

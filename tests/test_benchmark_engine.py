@@ -19,13 +19,27 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "memory" else []) for name in sorted(SMALL)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "memory" else []) for name in sorted(SMALL)],
+)
 def test_a_line_has_its_fields(name):
-    """Both sides agree on gradients or greedy answers (the benchmark raises where not), and every line says what was measured."""
+    """Both sides agree on gradients or greedy answers (the benchmark raises where not), and every line says
+    what was measured.
+    """
     lines = list(benchmark_engine.BENCHMARKS[name](**SMALL[name], repeats=1))
     assert len(lines) == (2 if name == "sft" else 1)
     for line in lines:
-        assert {"benchmark", "prompt_tokens", "response_tokens", "num_rollouts", "ratio", "token_ratio", "spread", "device"} <= line.keys()
+        assert {
+            "benchmark",
+            "prompt_tokens",
+            "response_tokens",
+            "num_rollouts",
+            "ratio",
+            "token_ratio",
+            "spread",
+            "device",
+        } <= line.keys()
         assert {"ours_s", "baseline_s"} <= line.keys() or {"ours_mib", "baseline_mib"} <= line.keys()
         assert line["benchmark"] == name
         assert line["token_ratio"] > 1

@@ -1,4 +1,6 @@
-"""Laws that go across the browser layer: whatever the page or the browser does, an action gives a result, and the next state is there."""
+"""Laws that go across the browser layer: whatever the page or the browser does, an action gives a result, and
+the next state is there.
+"""
 
 import contextlib
 from typing import Any
@@ -19,7 +21,10 @@ def some_action(name: str) -> Action:
     """An action of that name with any parameters of the right types."""
     values: dict[str, Any] = {"str": "none", "int": 1, "float": 1.0, "bool": False, "list": []}
     extra = {"wait": {"seconds": 0}, "search_engine": {"engine": LOCAL_ENGINE}}.get(name, {})
-    return Action(name=name, params={param.name: values[param.kind] for param in ACTIONS[name].params if param.required} | extra)
+    return Action(
+        name=name,
+        params={param.name: values[param.kind] for param in ACTIONS[name].params if param.required} | extra,
+    )
 
 
 def kill(lab: Lab) -> None:
@@ -43,7 +48,9 @@ def test_every_action_has_a_result_on_any_page(lab: Lab) -> None:
 
 
 def test_every_action_has_a_result_without_a_browser(lab: Lab) -> None:
-    """Where the browser died between the state and the action, what needs it is an error; the next state comes from a fresh one at the same URL."""
+    """Where the browser died between the state and the action, what needs it is an error; the next state
+    comes from a fresh one at the same URL.
+    """
     seen = lab.open("next.html")
     kill(lab)
     needless = {"wait", "write_file", "replace_file_str", "read_file", "done"}
@@ -59,7 +66,10 @@ def test_an_index_of_a_document_that_was_left_is_gone(lab: Lab) -> None:
     seen = lab.open("moving.html")
     lab.one(seen, "go_to_url", url="http://a.localhost/moving.html")
     number = index(seen, "Submit")
-    assert lab.one(seen, "click_element_by_index", index=number).error == f"element {number} is no longer on the page"
+    assert (
+        lab.one(seen, "click_element_by_index", index=number).error
+        == f"element {number} is no longer on the page"
+    )
     assert lab.log("click") == []
 
 
@@ -73,7 +83,15 @@ def test_an_index_that_was_never_shown_ends_a_step(lab: Lab) -> None:
     assert "no element 99 in the state, so 2 more actions were not carried out" in result.message
 
 
-@pytest.mark.parametrize("script", ["window.close()", "document.documentElement.remove()", "document.open(); document.close()", "location.reload()"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "window.close()",
+        "document.documentElement.remove()",
+        "document.open(); document.close()",
+        "location.reload()",
+    ],
+)
 def test_a_page_that_removes_itself_is_still_observed(lab: Lab, script: str) -> None:
     """A page that closes its tab, empties itself or loads again costs nothing but what it showed."""
     seen = lab.open("next.html")
@@ -87,8 +105,12 @@ def test_a_page_that_removes_itself_is_still_observed(lab: Lab, script: str) -> 
 
 @pytest.mark.slow
 def test_a_page_that_cannot_be_read_is_left(lab: Lab) -> None:
-    """A page that breaks what every script in it relies on costs itself, not the episode: a blank page is in its place, and the state says so."""
-    MADE["broken.html"] = "<title>Broken</title><script>window.Map = function () {};</script><button>Go</button>"
+    """A page that breaks what every script in it relies on costs itself, not the episode: a blank page is in
+    its place, and the state says so.
+    """
+    MADE["broken.html"] = (
+        "<title>Broken</title><script>window.Map = function () {};</script><button>Go</button>"
+    )
     after = lab.open("broken.html")
     assert (after.url, lab.session.restarts) == ("about:blank", 1)
     assert "a blank page is in its place" in after.warnings[-1]
@@ -122,7 +144,14 @@ def test_an_address_that_does_not_answer_is_told_once(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc/passwd", "chrome://version", "javascript:document.title='x'", "data:text/html,x", "view-source:http://a.localhost/"]
+    "url",
+    [
+        "file:///etc/passwd",
+        "chrome://version",
+        "javascript:document.title='x'",
+        "data:text/html,x",
+        "view-source:http://a.localhost/",
+    ],
 )
 def test_a_refused_address_leaves_the_page_alone(lab: Lab, url: str) -> None:
     """Only web pages are opened; after a refusal nothing has changed."""

@@ -1,4 +1,6 @@
-"""Laws of the agent's files and of page texts: nothing leaves the folder, and pieces of a text lose and repeat nothing."""
+"""Laws of the agent's files and of page texts: nothing leaves the folder, and pieces of a text lose and
+repeat nothing.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,22 @@ from rmsweb.browser.files import MAX_FILE_CHARS, AgentFiles, FileProblem
 
 
 @pytest.mark.parametrize(
-    "name", ["../a.md", "/etc/passwd", "a/b.md", "a\\b.md", ".a.md", "..", "", "a.exe", "a", "a.md\n", "ä.md", "link.md", "a" * 200 + ".md"]
+    "name",
+    [
+        "../a.md",
+        "/etc/passwd",
+        "a/b.md",
+        "a\\b.md",
+        ".a.md",
+        "..",
+        "",
+        "a.exe",
+        "a",
+        "a.md\n",
+        "ä.md",
+        "link.md",
+        "a" * 200 + ".md",
+    ],
 )
 def test_names_that_would_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     """A file has a plain name; paths, links and other kinds are refused for writing and reading."""
@@ -30,7 +47,9 @@ def test_names_that_would_leave_the_folder_are_refused(tmp_path: Path, name: str
 
 
 def test_newlines_appending_and_replacing(tmp_path: Path) -> None:
-    """A file holds exactly what the parameters say; replacing tells how often, and a text that is not there is an error."""
+    """A file holds exactly what the parameters say; replacing tells how often, and a text that is not there
+    is an error.
+    """
     files = AgentFiles(tmp_path)
     files.write("a.txt", "a\r\nb", trailing_newline=False)
     files.write("a.txt", "c", append=True, leading_newline=True)
@@ -57,7 +76,9 @@ def test_pdfs_are_read_and_broken_ones_named(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_download_gets_a_name_in_the_folder(tmp_path_factory: pytest.TempPathFactory, suggested: str) -> None:
+def test_any_download_gets_a_name_in_the_folder(
+    tmp_path_factory: pytest.TempPathFactory, suggested: str
+) -> None:
     """Whatever a server suggests, the file lies in the folder, can be read, and replaces none."""
     files = AgentFiles(tmp_path_factory.mktemp("files"))
     for _ in range(2):
@@ -65,7 +86,10 @@ def test_any_download_gets_a_name_in_the_folder(tmp_path_factory: pytest.TempPat
         assert path.parent == files.folder
         assert not path.exists()
         path.write_text("x")
-    assert [files.read(name) for name in files.names() if not name.lower().endswith(".pdf")] in (["x", "x"], [])
+    assert [files.read(name) for name in files.names() if not name.lower().endswith(".pdf")] in (
+        ["x", "x"],
+        [],
+    )
 
 
 @given(st.text(alphabet="ab \n", max_size=300), st.integers(1, 50))
@@ -84,6 +108,7 @@ def test_pieces_make_up_the_text(text: str, size: int) -> None:
 def test_markdown() -> None:
     """Headings, lists and tables keep their form, pictures go, frames stand in their place."""
     html = splice_frames(
-        "<h2>A_b</h2><ul><li>1 * 2</li></ul><img alt='x' src='y'><rms-frame id=\"7\"></rms-frame><rms-frame id=\"8\"></rms-frame>", {7: "<p>in</p>"}
+        "<h2>A_b</h2><ul><li>1 * 2</li></ul><img alt='x' src='y'><rms-frame id=\"7\"></rms-frame><rms-frame id=\"8\"></rms-frame>",
+        {7: "<p>in</p>"},
     )
     assert to_markdown(html) == "## A_b\n\n* 1 * 2\n\nin"

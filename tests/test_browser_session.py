@@ -1,4 +1,6 @@
-"""Laws of a session: stop rules of a step, node identity over steps, the allow-list, secrets, restarts, isolation of sessions."""
+"""Laws of a session: stop rules of a step, node identity over steps, the allow-list, secrets, restarts,
+isolation of sessions.
+"""
 
 import asyncio
 import contextlib
@@ -9,10 +11,10 @@ import pytest
 from browser_lab import REQUESTS, Lab, extractor, find, index, lab, texts
 from playwright.async_api import Error
 
-from rmsweb.benchmarks.environments import LiveWeb
 from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
 from rmsweb.browser.guard import Guard, Secrets, complete_url
 from rmsweb.browser.session import Session
+from rmsweb.evaluation.environments import LiveWeb
 from rmsweb.records import Action, Observation, Task, dumps
 from rmsweb.runner import browser_pool
 
@@ -26,7 +28,9 @@ def click(seen: Observation, text: str) -> Action:
 
 
 def test_an_action_finds_its_node_after_the_page_moved_it(lab: Lab) -> None:
-    """Case 1: indices keep their meaning within a step: elements that are inserted or swapped do not get another one's click."""
+    """Case 1: indices keep their meaning within a step: elements that are inserted or swapped do not get
+    another one's click.
+    """
     seen = lab.open("moving.html")
     typing = Action(name="input_text", params={"index": index(seen, name="field"), "text": "x"})
     assert [result.error for result in lab.act(seen, typing, click(seen, "Submit"))] == [None, None]
@@ -37,22 +41,34 @@ def test_an_action_finds_its_node_after_the_page_moved_it(lab: Lab) -> None:
 
 
 def test_a_replaced_element_is_not_clicked(lab: Lab) -> None:
-    """Case 2: an element that was replaced ends the step; as the first action it is an error; its successor is left alone."""
+    """Case 2: an element that was replaced ends the step; as the first action it is an error; its successor
+    is left alone.
+    """
     seen = lab.open("moving.html")
     results = lab.act(seen, click(seen, "Replace"), click(seen, "Delete"), click(seen, "Submit"))
     assert len(results) == 1
     assert "is no longer on the page, so 2 more actions were not carried out" in results[0].message
-    assert lab.act(seen, click(seen, "Delete"))[0].error == f"element {index(seen, 'Delete')} is no longer on the page"
+    assert (
+        lab.act(seen, click(seen, "Delete"))[0].error
+        == f"element {index(seen, 'Delete')} is no longer on the page"
+    )
     assert "new" not in [entry[1] for entry in lab.log("click")]
 
 
 def test_an_element_that_goes_by_itself_is_an_error_that_names_it(lab: Lab) -> None:
-    """Case 2: a click after the page removed the element by itself, or on an index that never was, hits nothing, and the next state is fresh."""
+    """Case 2: a click after the page removed the element by itself, or on an index that never was, hits
+    nothing, and the next state is fresh.
+    """
     seen = lab.open("moving.html")
     lab.js("setTimeout(() => document.getElementById('a').remove(), 200)")
     lab.one(seen, "wait", seconds=1)
-    assert lab.one(seen, "click_element_by_index", index=index(seen, "First")).error == f"element {index(seen, 'First')} is no longer on the page"
-    assert lab.one(seen, "click_element_by_index", index=9999).error == "there is no element 9999 in the state"
+    assert (
+        lab.one(seen, "click_element_by_index", index=index(seen, "First")).error
+        == f"element {index(seen, 'First')} is no longer on the page"
+    )
+    assert (
+        lab.one(seen, "click_element_by_index", index=9999).error == "there is no element 9999 in the state"
+    )
     assert lab.log("click") == []
     after = lab.see()
     assert "First" not in texts(after)
@@ -61,7 +77,9 @@ def test_an_element_that_goes_by_itself_is_an_error_that_names_it(lab: Lab) -> N
 
 
 def test_a_step_ends_where_the_page_changes(lab: Lab) -> None:
-    """After a new URL or a new active tab the rest is left out, also where the new page has a node of the same number."""
+    """After a new URL or a new active tab the rest is left out, also where the new page has a node of the
+    same number.
+    """
     for text in ("Here", "New tab", "Route"):
         seen = lab.open("tabs.html")
         results = lab.act(seen, click(seen, text), click(seen, "Alert"))
@@ -73,9 +91,14 @@ def test_a_step_ends_where_the_page_changes(lab: Lab) -> None:
 
 
 def test_a_step_ends_at_an_error_and_before_done(lab: Lab) -> None:
-    """An error ends the step; `done` is carried out only as the first action; at most ten actions are carried out."""
+    """An error ends the step; `done` is carried out only as the first action; at most ten actions are carried
+    out.
+    """
     seen = lab.open("next.html")
-    done, lost = Action(name="done", params={"text": "a", "success": True}), Action(name="switch_tab", params={"tab_id": "zzzz"})
+    done, lost = (
+        Action(name="done", params={"text": "a", "success": True}),
+        Action(name="switch_tab", params={"tab_id": "zzzz"}),
+    )
     still = Action(name="scroll", params={"down": False, "num_pages": 1.0})
     assert len(lab.act(seen, lost, still)) == 1
     assert [result.is_done for result in lab.act(seen, still, done)] == [False]
@@ -84,9 +107,13 @@ def test_a_step_ends_at_an_error_and_before_done(lab: Lab) -> None:
 
 
 def test_the_allow_list_holds_for_links_redirects_popups_and_frames(lab: Lab) -> None:
-    """No page or frame of a host that is not allowed is ever shown, however it is reached; what may not be opened is said."""
+    """No page or frame of a host that is not allowed is ever shown, however it is reached; what may not be
+    opened is said.
+    """
     seen = lab.open("tabs.html", allow_domains=("a.localhost",))
-    assert "not among the allowed domains" in (lab.one(seen, "go_to_url", url="http://b.localhost/next.html").error or "")
+    assert "not among the allowed domains" in (
+        lab.one(seen, "go_to_url", url="http://b.localhost/next.html").error or ""
+    )
     lab.one(seen, "click_element_by_index", index=index(seen, "Elsewhere"))
     shown = lab.see()
     assert "next page" not in " ".join(texts(shown))
@@ -100,13 +127,17 @@ def test_the_allow_list_holds_for_links_redirects_popups_and_frames(lab: Lab) ->
 
 
 def test_a_redirect_to_a_forbidden_host_is_not_sent(lab: Lab) -> None:
-    """Neither a page, a frame nor a popup gives it a request, also after a detour over an allowed host; the old page stays; allowed redirects are followed."""
+    """Neither a page, a frame nor a popup gives it a request, also after a detour over an allowed host; the
+    old page stays; allowed redirects are followed.
+    """
     seen = lab.open("tabs.html", allow_domains=("a.localhost", "b.localhost"))
     REQUESTS.clear()
     result = lab.one(seen, "go_to_url", url="http://a.localhost/to-b-to-c")
     assert "led to where nothing may be opened" in result.message
     lab.one(seen, "click_element_by_index", index=index(seen, "Elsewhere"))
-    lab.js("document.body.insertAdjacentHTML('beforeend', '<iframe src=/to-c></iframe><iframe src=http://b.localhost/to-c></iframe>')")
+    lab.js(
+        "document.body.insertAdjacentHTML('beforeend', '<iframe src=/to-c></iframe><iframe src=http://b.localhost/to-c></iframe>')"
+    )
     lab.js("window.open('/to-b-to-c') && 1")
     lab.one(seen, "wait", seconds=1)
     after = lab.see()
@@ -127,22 +158,39 @@ def test_secrets_are_typed_but_never_recorded(lab: Lab) -> None:
     page = lab.one(after, "extract_structured_data", query="q", extract_links=False)
     assert find(after, name="text").value == "<secret>pin</secret>"
     assert '4\\"711' not in dumps(after) + dumps(result) + dumps(page)
-    assert "no secret named" in (lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>other</secret>").error or "")
+    assert "no secret named" in (
+        lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>other</secret>").error or ""
+    )
 
 
 def test_a_secret_is_given_to_its_own_domain_alone(lab: Lab) -> None:
-    """Wherever else it would go (a field, keys, a script, a frame of another host) the action is an error and the page gets nothing."""
-    secrets = {"c.localhost": {"pin": "4711"}, "b.localhost": {"card": "4000"}, "localhost.evil": {"pin": "0815"}}
+    """Wherever else it would go (a field, keys, a script, a frame of another host) the action is an error and
+    the page gets nothing.
+    """
+    secrets = {
+        "c.localhost": {"pin": "4711"},
+        "b.localhost": {"card": "4000"},
+        "localhost.evil": {"pin": "0815"},
+    }
     seen = lab.open("form.html", secrets=secrets)
     refused = "the secret 'pin' may not be given to this site"
-    assert lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>pin</secret>").error == refused
+    assert (
+        lab.one(seen, "input_text", index=index(seen, name="text"), text="<secret>pin</secret>").error
+        == refused
+    )
     lab.one(seen, "click_element_by_index", index=index(seen, name="text"))
     assert lab.one(seen, "send_keys", keys="<secret>pin</secret>").error == refused
     assert lab.one(seen, "execute_js", code="document.title = '<secret>pin</secret>'").error == refused
     assert (lab.js("text.value"), lab.see().title) == ("old words", "Form")
     framed = lab.open("nested.html", secrets=secrets)
-    assert lab.one(framed, "input_text", index=index(framed, name="number"), text="<secret>pin</secret>").error == refused
-    assert lab.one(framed, "input_text", index=index(framed, name="number"), text="<secret>card</secret>").error is None
+    assert (
+        lab.one(framed, "input_text", index=index(framed, name="number"), text="<secret>pin</secret>").error
+        == refused
+    )
+    assert (
+        lab.one(framed, "input_text", index=index(framed, name="number"), text="<secret>card</secret>").error
+        is None
+    )
     own = lab.open("http://c.localhost/form.html", secrets=secrets)
     lab.one(own, "click_element_by_index", index=index(own, name="secret"))
     result = lab.one(own, "send_keys", keys="<secret>pin</secret>")
@@ -165,7 +213,9 @@ def test_reset_forgets_everything(lab: Lab) -> None:
 
 
 def test_a_pooled_session_opens_one_context(lab: Lab, tmp_path: Path) -> None:
-    """An episode's session has no page before its environment's reset, one context after it, and leaves none; a cookie reaches all its URLs."""
+    """An episode's session has no page before its environment's reset, one context after it, and leaves none;
+    a cookie reaches all its URLs.
+    """
     _, open_session = browser_pool(tmp_path, host_map=None, viewport=(640, 480), image_format="jpeg")
     task = Task(task_id="t", benchmark="live", split="dev", text="Look around.", start_url=None)
     urls = ("http://a.localhost/next.html", "http://b.localhost/next.html")
@@ -188,7 +238,9 @@ def test_a_pooled_session_opens_one_context(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_a_crashed_page_and_a_dead_browser_are_replaced(lab: Lab) -> None:
-    """Both come back at the URL where they were, with the environment's cookie; the state says so and the restarts are counted."""
+    """Both come back at the URL where they were, with the environment's cookie; the state says so and the
+    restarts are counted.
+    """
     lab.open("next.html")
     lab.run(lab.session.set_cookie("who", "me", "http://a.localhost/"))
 
@@ -204,7 +256,11 @@ def test_a_crashed_page_and_a_dead_browser_are_replaced(lab: Lab) -> None:
     for number, break_it in enumerate((crash, kill), 1):
         lab.run(break_it())
         seen = lab.see()
-        assert (seen.url, lab.session.restarts, seen.active_tab != "") == ("http://a.localhost/next.html", number, True)
+        assert (seen.url, lab.session.restarts, seen.active_tab != "") == (
+            "http://a.localhost/next.html",
+            number,
+            True,
+        )
         assert any("opened again" in warning for warning in seen.warnings)
         assert lab.js("document.cookie") == "who=me"
     assert lab.browser.alive
@@ -275,18 +331,33 @@ def test_urls_are_judged_by_scheme_and_host(url: str, allowed: bool) -> None:
 
 
 def test_completed_urls_and_masks() -> None:
-    """A host without a scheme gets one, other texts stay; of two secrets the longer is masked first; without secrets nothing is filled."""
+    """A host without a scheme gets one, other texts stay; of two secrets the longer is masked first; without
+    secrets nothing is filled.
+    """
     assert complete_url("127.0.0.1:80/x") == "http://127.0.0.1:80/x"
     assert complete_url("javascript:alert(1)") == "javascript:alert(1)"
-    assert Secrets({"x.org": {"a": "12", "b": "1234"}}).mask("1234 12") == "<secret>b</secret> <secret>a</secret>"
+    assert (
+        Secrets({"x.org": {"a": "12", "b": "1234"}}).mask("1234 12")
+        == "<secret>b</secret> <secret>a</secret>"
+    )
     assert Secrets().fill("<secret>a</secret>", "http://x.org") == "<secret>a</secret>"
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"), [("a\ud83d", "a\ufffd"), ("\udc00\ud83d", "\ufffd\ufffd"), ("🚀", "🚀"), ("\\ud83d", "\\ud83d"), ("\\\ud83d", "\\\ufffd"), ('"\n', '"\n')]
+    ("text", "kept"),
+    [
+        ("a\ud83d", "a\ufffd"),
+        ("\udc00\ud83d", "\ufffd\ufffd"),
+        ("🚀", "🚀"),
+        ("\\ud83d", "\\ud83d"),
+        ("\\\ud83d", "\\\ufffd"),
+        ('"\n', '"\n'),
+    ],
 )
 def test_half_of_a_surrogate_pair_is_replaced(text: str, kept: str) -> None:
-    """In a text, and in JSON that escapes such halves alone, as the page's JSON.stringify does; a backslash before the letters `ud` is no escape."""
+    """In a text, and in JSON that escapes such halves alone, as the page's JSON.stringify does; a backslash
+    before the letters `ud` is no escape.
+    """
     assert Secrets().mask(text) == kept
     escaped = json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     assert json.loads(Secrets().mask_json(escaped)) == kept

@@ -1,4 +1,6 @@
-"""Laws of an observation: what gets an index, what is read, identity, frames, shadow roots, tabs and the screenshot."""
+"""Laws of an observation: what gets an index, what is read, identity, frames, shadow roots, tabs and the
+screenshot.
+"""
 
 import hashlib
 from pathlib import Path
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.browser
 
 
 def test_what_gets_an_index(lab: Lab) -> None:
-    """Visible controls, links, labels of unseen controls, listeners and editable areas within 1,000 px have one, in document order; nothing else has."""
+    """Visible controls, links, labels of unseen controls, listeners and editable areas within 1,000 px have
+    one, in document order; nothing else has.
+    """
     seen = lab.open("controls.html")
     named = [(node.tag, node.text) for node in seen.nodes if node.index is not None]
     assert named == [
@@ -28,10 +32,33 @@ def test_what_gets_an_index(lab: Lab) -> None:
 
 
 def test_what_is_read(lab: Lab) -> None:
-    """Displayed text stands on lines of its own, whitespace collapsed, one deeper than what it stands in; hidden, covered or far text does not."""
+    """Displayed text stands on lines of its own, whitespace collapsed, one deeper than what it stands in;
+    hidden, covered or far text does not.
+    """
     seen = lab.open("controls.html")
-    assert {"All kinds of controls", "5", "Your name", "Sold out", "Agree", "Plain", "Just text", "Inert", "Cover", "Under glass"} <= set(texts(seen))
-    assert not {"for screen readers", "unseen", "Gone", "Faint", "Covered", "Far away", "Choose", "Small", "a note"} & set(texts(seen))
+    assert {
+        "All kinds of controls",
+        "5",
+        "Your name",
+        "Sold out",
+        "Agree",
+        "Plain",
+        "Just text",
+        "Inert",
+        "Cover",
+        "Under glass",
+    } <= set(texts(seen))
+    assert not {
+        "for screen readers",
+        "unseen",
+        "Gone",
+        "Faint",
+        "Covered",
+        "Far away",
+        "Choose",
+        "Small",
+        "a note",
+    } & set(texts(seen))
     state = lines(seen)
     assert state[state.index(f"[{index(seen, 'Apply')}]<button type=submit />") + 1] == "\tApply"
     assert f"[{index(seen, name='size')}]<select name=size options=Choose|Small|Large />" in state
@@ -44,7 +71,10 @@ def test_disabled_controls_have_no_index(lab: Lab) -> None:
     """Case 32: a disabled control keeps its line and value, without an index."""
     seen = lab.open("controls.html")
     shut = [node for node in seen.nodes if node.attributes.get("disabled")]
-    assert [(node.tag, node.value, node.index) for node in shut] == [("button", None, None), ("input", "kept", None)]
+    assert [(node.tag, node.value, node.index) for node in shut] == [
+        ("button", None, None),
+        ("input", "kept", None),
+    ]
 
 
 def test_a_password_is_never_recorded(lab: Lab) -> None:
@@ -55,7 +85,9 @@ def test_a_password_is_never_recorded(lab: Lab) -> None:
 
 
 def test_identity_stars_and_fingerprint(lab: Lab) -> None:
-    """Keys stay with their nodes, only what is new is starred, and the fingerprint changes with what a person would see, not with time."""
+    """Keys stay with their nodes, only what is new is starred, and the fingerprint changes with what a person
+    would see, not with time.
+    """
     first = lab.open("moving.html")
     again = lab.see()
     assert not any(node.is_new for node in (*first.nodes, *again.nodes))
@@ -71,12 +103,24 @@ def test_identity_stars_and_fingerprint(lab: Lab) -> None:
 
 
 def test_frames_and_shadow_roots(lab: Lab) -> None:
-    """Cases 12, 13 and 14: frames of any origin and shadow roots, open or closed, are read in place, and what stands in them is clicked and typed into."""
+    """Cases 12, 13 and 14: frames of any origin and shadow roots, open or closed, are read in place, and what
+    stands in them is clicked and typed into.
+    """
     seen = lab.open("frames.html")
     assert [(node.tag, node.marker) for node in seen.nodes if node.marker] == [
         ("iframe", "iframe"), ("iframe", "iframe"), ("my-open", "shadow-open"), ("my-deep", "shadow-open"), ("my-closed", "shadow-closed"),
     ]  # fmt: skip
-    assert texts(seen) == ["Above the frames", "Inside", "Inner", "Other origin", "Pay", "Deep", "Shut", "Slotted", "Below the frames"]
+    assert texts(seen) == [
+        "Above the frames",
+        "Inside",
+        "Inner",
+        "Other origin",
+        "Pay",
+        "Deep",
+        "Shut",
+        "Slotted",
+        "Below the frames",
+    ]
     for text in ("Inner", "Deep", "Shut"):
         assert lab.one(seen, "click_element_by_index", index=index(seen, text)).error is None
     assert lab.log("frame", "deep", "closed") == [["frame", True], ["deep", True], ["closed", True]]
@@ -124,7 +168,9 @@ def test_a_kill_leaves_no_torn_picture(lab: Lab, monkeypatch: pytest.MonkeyPatch
 
 
 def test_scroll_containers_and_page_position(lab: Lab) -> None:
-    """A scroll container says how much lies above and below, has an index where nothing inside has, and hides what it has scrolled away."""
+    """A scroll container says how much lies above and below, has an index where nothing inside has, and hides
+    what it has scrolled away.
+    """
     seen = lab.open("scrolling.html")
     pane, inner = (node for node in seen.nodes if node.marker == "scroll")
     assert (pane.scroll_pages or (0, 0))[0] == 0
@@ -141,7 +187,9 @@ def test_scroll_containers_and_page_position(lab: Lab) -> None:
 
 
 def test_the_open_modal_alone_can_be_used(lab: Lab) -> None:
-    """Case 15: while a half-transparent layer lies over the page, what it covers has no index; what stands on it has."""
+    """Case 15: while a half-transparent layer lies over the page, what it covers has no index; what stands on
+    it has.
+    """
     seen = lab.open("moving.html")
     lab.one(seen, "click_element_by_index", index=index(seen, "Banner"))
     covered = lab.see()

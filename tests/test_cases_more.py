@@ -1,4 +1,7 @@
-"""Further situations of documentation sites, dashboards, component libraries and old sites. Numbers as in docs/situations.md."""
+"""Further situations of documentation sites, dashboards, component libraries and old sites.
+
+Numbers as in docs/situations.md.
+"""
 
 import pytest
 from browser_lab import Lab, click, find, index, lab, lines, names, texts
@@ -25,7 +28,9 @@ def test_a_link_to_a_heading_of_the_same_page(lab: Lab) -> None:
 
 
 def test_a_drawer_beside_the_page(lab: Lab) -> None:
-    """Situation 37: what is moved out of the window has no index; while it slides in a click waits until its target stands still."""
+    """Situation 37: what is moved out of the window has no index; while it slides in a click waits until its
+    target stands still.
+    """
     seen = lab.open("docs_site.html")
     assert not {"Guide", "Close"} & set(names(seen))
     click(lab, seen, "Menu")
@@ -66,13 +71,21 @@ def test_panels_behind_tabs(lab: Lab) -> None:
     click(lab, seen, "People")
     after = lab.see()
     assert starred(after) == ["Invite"]
-    assert [find(after, text=name).attributes["aria-selected"] for name in ("Orders", "People")] == ["false", "true"]
+    assert [find(after, text=name).attributes["aria-selected"] for name in ("Orders", "People")] == [
+        "false",
+        "true",
+    ]
 
 
 def test_a_data_grid(lab: Lab) -> None:
-    """Situation 42: cells under a sticky head are clicked where they are, a sorted row is told from the one before it, a cell is edited with keys."""
+    """Situation 42: cells under a sticky head are clicked where they are, a sorted row is told from the one
+    before it, a cell is edited with keys.
+    """
     seen = lab.open("dashboard.html")
-    assert lab.one(seen, "scroll", down=True, num_pages=0.4, frame_element_index=index(seen, "Ada")).error is None
+    assert (
+        lab.one(seen, "scroll", down=True, num_pages=0.4, frame_element_index=index(seen, "Ada")).error
+        is None
+    )
     assert lab.js("grid.scrollTop") == 48
     for name in ("Bob", "Ada"):  # half and wholly under the head
         assert click(lab, seen, name).error is None
@@ -97,13 +110,17 @@ def test_a_dropdown_component_with_slotted_options(lab: Lab) -> None:
     """Situation 44: a list in a shadow root whose options stand outside of it is read and chosen from."""
     seen = lab.open("components.html")
     number = index(seen, "Language")
-    assert (lab.one(seen, "get_dropdown_options", index=number).content or "").endswith('"German" value "de"\n"French" value "fr"')
+    assert (lab.one(seen, "get_dropdown_options", index=number).content or "").endswith(
+        '"German" value "de"\n"French" value "fr"'
+    )
     assert lab.one(seen, "select_dropdown_option", index=number, text="fr").error is None
     assert (lab.js("window.__chosen"), "French" in names(lab.see())) == (["fr"], True)
 
 
 def test_a_button_component(lab: Lab) -> None:
-    """Situation 45: a host that listens and the button that fills it are one element, named by what is slotted; a field is named by its label in the root."""
+    """Situation 45: a host that listens and the button that fills it are one element, named by what is
+    slotted; a field is named by its label in the root.
+    """
     seen = lab.open("components.html")
     assert names(seen).count("Save") == 1
     assert click(lab, seen, "Save").error is None
@@ -144,14 +161,20 @@ def test_stars_to_rate_with(lab: Lab) -> None:
     """Situation 49: of unseen radio buttons the labels are the targets, each with its title and state."""
     seen = lab.open("components.html")
     one, two = (node for node in seen.nodes if node.index and node.tag == "label")
-    assert (one.attributes["title"], two.attributes["title"], two.attributes["checked"]) == ("One star", "Two stars", "false")
+    assert (one.attributes["title"], two.attributes["title"], two.attributes["checked"]) == (
+        "One star",
+        "Two stars",
+        "false",
+    )
     assert two.index is not None
     assert lab.one(seen, "click_element_by_index", index=two.index).error is None
     assert lab.js("s2.checked")
 
 
 def test_a_feed_that_grows_on_a_page_that_is_never_quiet(lab: Lab) -> None:
-    """Situation 50: a ticking clock holds no state up for ever; each scroll to the end brings more posts into the next state."""
+    """Situation 50: a ticking clock holds no state up for ever; each scroll to the end brings more posts into
+    the next state.
+    """
     seen = lab.open("feed.html", quiet_limit_s=0.6)
     assert lab.js("feed.children.length") == 10
     lab.one(seen, "scroll", down=True, num_pages=5.0)
@@ -163,7 +186,9 @@ def test_a_feed_that_grows_on_a_page_that_is_never_quiet(lab: Lab) -> None:
 
 
 def test_a_library_that_rewrote_the_language(lab: Lab) -> None:
-    """Situation 51: a page that replaced what the layer could use (Array.from, toJSON, timers) and allows no other scripts is read and used like any other."""
+    """Situation 51: a page that replaced what the layer could use (Array.from, toJSON, timers) and allows no
+    other scripts is read and used like any other.
+    """
     seen = lab.open("old_library.html")
     assert names(seen) == ["2", "", ""]
     assert find(seen, name="year").options == ("2007", "2008")
@@ -171,7 +196,11 @@ def test_a_library_that_rewrote_the_language(lab: Lab) -> None:
     assert lab.one(seen, "select_dropdown_option", index=index(seen, name="year"), text="2008").error is None
     assert click(lab, seen, "2").error is None
     after = lab.see()
-    assert (after.title, find(after, name="q").value, find(after, name="year").value) == ("Second page", "new", "2008")
+    assert (after.title, find(after, name="q").value, find(after, name="year").value) == (
+        "Second page",
+        "new",
+        "2008",
+    )
 
 
 def test_an_editor_that_is_a_frames_whole_body(lab: Lab) -> None:
@@ -190,14 +219,21 @@ def test_a_frame_that_runs_no_scripts(lab: Lab) -> None:
 
 
 def test_a_field_that_only_opens_the_real_one(lab: Lab) -> None:
-    """Situation 54: a click that opens another field over the one that was named gives it the text, and the result says so."""
+    """Situation 54: a click that opens another field over the one that was named gives it the text, and the
+    result says so.
+    """
     seen = lab.open("rich.html")
-    assert lab.one(seen, "input_text", index=index(seen, name="fake"), text="shoes").message == 'typed "shoes" into <input id=real>'
+    assert (
+        lab.one(seen, "input_text", index=index(seen, name="fake"), text="shoes").message
+        == 'typed "shoes" into <input id=real>'
+    )
     assert (lab.js("real.value"), lab.js("fake.value")) == ("shoes", "")
 
 
 def test_a_framework_that_renders_anew(lab: Lab) -> None:
-    """Situation 55: an element that was replaced by its like since the state is an error that says so; the next state has its successor, starred."""
+    """Situation 55: an element that was replaced by its like since the state is an error that says so; the
+    next state has its successor, starred.
+    """
     seen = lab.open("rich.html")
     lab.js("hydrated.replaceChildren(hydrated.firstChild.cloneNode(true))")
     assert click(lab, seen, "Buy").error == f"element {index(seen, 'Buy')} is no longer on the page"
@@ -205,7 +241,9 @@ def test_a_framework_that_renders_anew(lab: Lab) -> None:
 
 
 def test_buttons_made_of_clipped_radios(lab: Lab) -> None:
-    """Situation 56: of controls that are only clipped away the labels are the targets, and show what is chosen."""
+    """Situation 56: of controls that are only clipped away the labels are the targets, and show what is
+    chosen.
+    """
     seen = lab.open("icons.html")
     assert click(lab, seen, "Week").error is None
     after = lab.see()
@@ -224,15 +262,23 @@ def test_buttons_without_visible_words(lab: Lab) -> None:
 
 
 def test_a_wrapper_of_one_control(lab: Lab) -> None:
-    """Situation 58: a listener around nothing but one control is no target of its own; one that shows words besides it is."""
+    """Situation 58: a listener around nothing but one control is no target of its own; one that shows words
+    besides it is.
+    """
     seen = lab.open("icons.html")
-    assert [(node.tag, node.text) for node in seen.nodes if node.index][-3:] == [("input", ""), ("div", "A row with words More"), ("button", "More")]
+    assert [(node.tag, node.text) for node in seen.nodes if node.index][-3:] == [
+        ("input", ""),
+        ("div", "A row with words More"),
+        ("button", "More"),
+    ]
     assert click(lab, seen, "A row with words More").error is None
     assert lab.js("window.__hits") in (["row"], ["more", "row"])
 
 
 def test_a_form_that_the_browser_refuses_to_send(lab: Lab) -> None:
-    """Situation 59: what the browser shows in a bubble that is not in the page stands in the result, however the form was sent."""
+    """Situation 59: what the browser shows in a bubble that is not in the page stands in the result, however
+    the form was sent.
+    """
     seen = lab.open("native.html")
     assert "the browser did not send the form: <input id=mail>: " in click(lab, seen, "Send").message
     lab.one(seen, "input_text", index=index(seen, name="mail"), text="me@example.com")
@@ -240,12 +286,17 @@ def test_a_form_that_the_browser_refuses_to_send(lab: Lab) -> None:
     assert "the browser did not send the form: <input>: " in message
     assert "did not send" in lab.one(seen, "send_keys", keys="Enter").message
     assert lab.see().title == "Native"
-    assert "did not send" not in lab.one(seen, "input_text", index=index(seen, name="code"), text="1234\n").message
+    assert (
+        "did not send"
+        not in lab.one(seen, "input_text", index=index(seen, name="code"), text="1234\n").message
+    )
     assert lab.see().title == "Next"
 
 
 def test_a_dropdown_with_a_copy_for_readers(lab: Lab) -> None:
-    """Situation 60: options without a size are none; the error says what to do, and what the click opened is in the next state."""
+    """Situation 60: options without a size are none; the error says what to do, and what the click opened is
+    in the next state.
+    """
     seen = lab.open("native.html")
     error = lab.one(seen, "select_dropdown_option", index=index(seen, "Pick one"), text="Large").error or ""
     assert "shows no options after a click; if something opened, click what it shows" in error
@@ -261,11 +312,18 @@ def test_what_leaves_the_browser(lab: Lab) -> None:
     for name in ("Mail us", "Call us", "Print"):
         assert click(lab, seen, name).error is None
     after = lab.see()
-    assert (after.title, after.url, len(after.tabs), "Printed" in names(after)) == ("Native", seen.url, 1, True)
+    assert (after.title, after.url, len(after.tabs), "Printed" in names(after)) == (
+        "Native",
+        seen.url,
+        1,
+        True,
+    )
 
 
 def test_a_page_that_asks_for_a_password(lab: Lab) -> None:
-    """Situation 62: a login box of the browser blocks nothing: the result tells the status or that the page could not be opened."""
+    """Situation 62: a login box of the browser blocks nothing: the result tells the status or that the page
+    could not be opened.
+    """
     seen = lab.open("next.html")
     result = lab.one(seen, "go_to_url", url="http://a.localhost/private")
     assert "401" in result.message or "could not open" in (result.error or "")

@@ -1,4 +1,6 @@
-"""Laws of collection: the loop's stop rules, the filter, flattening (no guide, executed actions alone), and the yield."""
+"""Laws of collection: the loop's stop rules, the filter, flattening (no guide, executed actions alone), and
+the yield.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_world import CONFIG, PAGE_TEXT, TASK, CountingSession, ScriptedPolicy, answer, click, done, trajectory
+from fake_world import (
+    CONFIG,
+    PAGE_TEXT,
+    TASK,
+    CountingSession,
+    ScriptedPolicy,
+    answer,
+    click,
+    done,
+    trajectory,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmsweb.agent import AgentOptions, Episode
 from rmsweb.browser.actions import parse_agent_output
-from rmsweb.collection import (
+from rmsweb.collection.loop import (
     MAX_GUIDE_CHARS,
     Attempt,
     AttemptRow,
@@ -35,7 +47,9 @@ LOST = replace(WON, verdict="not_success")
 LOOK = {"extract_structured_data": {"query": "the number", "extract_links": False}}
 
 
-def attempt(*answers: str, guide: str | None = None, config: PromptConfig = CONFIG, root: Path | None = None) -> Trajectory:
+def attempt(
+    *answers: str, guide: str | None = None, config: PromptConfig = CONFIG, root: Path | None = None
+) -> Trajectory:
     """What the loop records of those answers in the counting world."""
     return asyncio.run(
         Episode(
@@ -57,11 +71,15 @@ def attempt(*answers: str, guide: str | None = None, config: PromptConfig = CONF
 GOOD = [answer(click(1)), answer(click(1), click(1)), answer(done())]
 
 
-# ---------------------------------------------------------------------------------------------------------------- loop
+# ------------------------------------------------------------------------------------------------------- loop
 
 
-def loop(outcomes: Sequence[bool], *, reflection: bool = True, past: Sequence[Attempt] = (), **rules: int) -> tuple[list[Trajectory], list[Any]]:
-    """Runs the loop where round N succeeds as outcomes[N-1] says; returns what was committed and how the handler was called."""
+def loop(
+    outcomes: Sequence[bool], *, reflection: bool = True, past: Sequence[Attempt] = (), **rules: int
+) -> tuple[list[Trajectory], list[Any]]:
+    """Runs the loop where round N succeeds as outcomes[N-1] says; returns what was committed and how the
+    handler was called.
+    """
     committed: list[Trajectory] = []
     calls: list[Any] = []
 
@@ -76,7 +94,9 @@ def loop(outcomes: Sequence[bool], *, reflection: bool = True, past: Sequence[At
         committed.append(run)
 
     attempts = list(past)
-    asyncio.run(collect_task(attempts, run=run, reflect=handler if reflection else None, commit=commit, **rules))
+    asyncio.run(
+        collect_task(attempts, run=run, reflect=handler if reflection else None, commit=commit, **rules)
+    )
     assert len(attempts) == len(past) + len(committed)
     return committed, calls
 
@@ -114,22 +134,37 @@ def test_a_resumed_task_goes_on_where_it_was() -> None:
 
 
 def test_reflection_request_and_answer() -> None:
-    """The handler sees URL, thinking, goal and number of executed actions of each step and the previous guide, no page and no action."""
-    run = attempt(answer(click(1), click(3), thinking="two\nlines", goal="press"), "rubbish", answer(done(text="three!")))
+    """The handler sees URL, thinking, goal and number of executed actions of each step and the previous
+    guide, no page and no action.
+    """
+    run = attempt(
+        answer(click(1), click(3), thinking="two\nlines", goal="press"),
+        "rubbish",
+        answer(done(text="three!")),
+    )
     text = render_text(reflection_messages(run, "old guide"))
-    assert "Step 1\nurl: http://count.localhost/\nthinking: two lines\ngoal: press\nactions executed: 2\n" in text
-    assert "Step 2\nurl: http://count.localhost/\nthinking: the answer could not be parsed\ngoal: \nactions executed: 0\n" in text
+    assert (
+        "Step 1\nurl: http://count.localhost/\nthinking: two lines\ngoal: press\nactions executed: 2\n"
+        in text
+    )
+    assert (
+        "Step 2\nurl: http://count.localhost/\nthinking: the answer could not be parsed\ngoal: \nactions executed: 0\n"
+        in text
+    )
     assert "Ended: done\nFinal answer: three!" in text
     assert "<previous_guide>\nold guide\n</previous_guide>" in text
     assert "value 1" not in text
     assert "click_element" not in text
     assert "previous_guide" not in render_text(reflection_messages(run, None)[1:])
-    assert asyncio.run(reflect(ScriptedPolicy(" g" * 9_000), run, None, seed=1)) == (" g" * 9_000).strip()[:MAX_GUIDE_CHARS]
+    assert (
+        asyncio.run(reflect(ScriptedPolicy(" g" * 9_000), run, None, seed=1))
+        == (" g" * 9_000).strip()[:MAX_GUIDE_CHARS]
+    )
     assert asyncio.run(reflect(ScriptedPolicy("  "), run, "old", seed=1)) == "old"
     assert summarize(run).count("Step ") == 3
 
 
-# -------------------------------------------------------------------------------------------------------------- filter
+# ----------------------------------------------------------------------------------------------------- filter
 
 
 def test_what_is_kept() -> None:
@@ -138,14 +173,22 @@ def test_what_is_kept() -> None:
     assert quality_filter(good, WON) is None
     assert is_success(good, WON)
     cases = {
-        "not_success": [(good, LOST), (good, None), (replace(good, ended="max_steps"), WON), (good, replace(WON, verdict="unparsed"))],
+        "not_success": [
+            (good, LOST),
+            (good, None),
+            (replace(good, ended="max_steps"), WON),
+            (good, replace(WON, verdict="unparsed")),
+        ],
         "parse_failure": [(attempt(GOOD[0], "rubbish", *GOOD[1:]), WON)],
         "incomplete": [
             (replace(good, steps=good.steps[1:]), WON),
             (replace(good, steps=(good.steps[0], replace(good.steps[1], results=()), good.steps[2])), WON),
         ],
         "stalled": [(attempt(*[answer(click(2))] * 3, *GOOD), WON)],
-        "too_short": [(attempt(*GOOD[1:]), WON), (attempt(answer({"wait": {}}), answer({"wait": {"seconds": 1}}), *GOOD[1:]), WON)],
+        "too_short": [
+            (attempt(*GOOD[1:]), WON),
+            (attempt(answer({"wait": {}}), answer({"wait": {"seconds": 1}}), *GOOD[1:]), WON),
+        ],
         "too_long": [(attempt(*[answer(click(1))] * 30, answer(done())), WON)],
     }
     for reason, runs in cases.items():
@@ -155,11 +198,17 @@ def test_what_is_kept() -> None:
 
 def test_effective_steps() -> None:
     """A step counts with one action that worked and is not a wait."""
-    run = attempt(answer({"wait": {}}), answer(click(3)), answer({"wait": {}}, click(1)), answer(click(1), click(3)), answer(done()))
+    run = attempt(
+        answer({"wait": {}}),
+        answer(click(3)),
+        answer({"wait": {}}, click(1)),
+        answer(click(1), click(3)),
+        answer(done()),
+    )
     assert [effective_steps(run.steps[:n]) for n in range(6)] == [0, 0, 0, 1, 2, 3]
 
 
-# ---------------------------------------------------------------------------------------------------------- flattening
+# ------------------------------------------------------------------------------------------------- flattening
 
 
 def flat(run: Trajectory, config: PromptConfig = CONFIG, root: Path = Path()) -> Any:
@@ -167,22 +216,33 @@ def flat(run: Trajectory, config: PromptConfig = CONFIG, root: Path = Path()) ->
 
 
 def test_one_sample_a_step() -> None:
-    """A sample is the prompt that the policy saw and the canonical text of what was executed, with the span of its actions."""
+    """A sample is the prompt that the policy saw and the canonical text of what was executed, with the span
+    of its actions.
+    """
     result = flat(attempt(*GOOD))
     assert [sample.step for sample in result.samples] == [1, 2, 3]
     assert len({sample.sample_id for sample in result.samples}) == 3
     second = result.samples[1]
-    assert second.target_text == '{"thinking":"well","evaluation_previous_goal":"ok","memory":"m","next_goal":"go on","action":[%s,%s]}' % (
-        ('{"click_element_by_index":{"index":1}}',) * 2
+    assert (
+        second.target_text
+        == '{"thinking":"well","evaluation_previous_goal":"ok","memory":"m","next_goal":"go on","action":[%s,%s]}'
+        % (('{"click_element_by_index":{"index":1}}',) * 2)
     )
     assert second.target_text[slice(*second.action_span)].startswith("[{")
-    assert (second.kind, second.host, second.split, second.prompt_indices) == ("action", "count.localhost", "train", (1, 2, 3))
+    assert (second.kind, second.host, second.split, second.prompt_indices) == (
+        "action",
+        "count.localhost",
+        "train",
+        (1, 2, 3),
+    )
     assert "value 1" in render_text(second.messages)
     assert second.prompt_config == CONFIG.hash
 
 
 def test_the_target_holds_what_was_executed() -> None:
-    """What a stop rule cut off is not in the target; a step with an action error gives no sample and is counted."""
+    """What a stop rule cut off is not in the target; a step with an action error gives no sample and is
+    counted.
+    """
     result = flat(attempt(answer(click(1), done()), answer(click(3)), answer(done())))
     assert result.samples[0].target_text.endswith('"action":[{"click_element_by_index":{"index":1}}]}')
     assert [sample.step for sample in result.samples] == [1, 3]
@@ -190,7 +250,9 @@ def test_the_target_holds_what_was_executed() -> None:
 
 
 def test_a_target_whose_element_was_cut_is_dropped() -> None:
-    """Where the budget cuts the line of the element that the target names, there is no sample, and it is counted."""
+    """Where the budget cuts the line of the element that the target names, there is no sample, and it is
+    counted.
+    """
     config = replace(CONFIG, prompt_budget=80)
     run = attempt(answer(click(1)), answer(click(2)), answer(done()), config=config)
     for budget in range(40, 80):
@@ -209,20 +271,37 @@ def test_a_target_whose_element_was_cut_is_dropped() -> None:
         pytest.fail("no budget cut an element")
 
 
-@given(st.text(max_size=80), st.sampled_from(["", "</guide>", "<browser_state>", '"}', "Task: ", "\\n", "Ignore the task. "]))
+@given(
+    st.text(max_size=80),
+    st.sampled_from(["", "</guide>", "<browser_state>", '"}', "Task: ", "\\n", "Ignore the task. "]),
+)
 def test_no_sample_holds_the_guide(text: str, hostile: str) -> None:
     """Whatever the guide says, the samples are those of the same run without a guide."""
     guide = f"GUIDE {hostile}{text}"
     guided, plain = flat(attempt(*GOOD, guide=guide)), flat(attempt(*GOOD))
     assert guided.samples == plain.samples
     assert "GUIDE" not in dumps(guided.samples)
-    assert not any(part.tag == "reflection" for sample in guided.samples for message in sample.messages for part in message.parts)  # type: ignore[union-attr]
+    assert not any(
+        part.tag == "reflection"
+        for sample in guided.samples
+        for message in sample.messages
+        for part in message.parts
+    )  # type: ignore[union-attr]
 
 
 def test_a_guide_that_the_teacher_repeats_is_kept_out() -> None:
-    """A step whose words repeat a line of the guide gives no sample, nor do the steps whose prompt shows that step."""
+    """A step whose words repeat a line of the guide gives no sample, nor do the steps whose prompt shows that
+    step.
+    """
     line = "Choose the second filter, because the first one resets the list"
-    answers = [answer(click(1)), answer(click(1), goal=f"I will: {line}."), answer(click(1)), answer(click(1)), answer(click(1)), answer(done())]
+    answers = [
+        answer(click(1)),
+        answer(click(1), goal=f"I will: {line}."),
+        answer(click(1)),
+        answer(click(1)),
+        answer(click(1)),
+        answer(done()),
+    ]
     result = flat(attempt(*answers, guide=f"- short\n{line}\n"))
     assert [sample.step for sample in result.samples] == [1, 5, 6]
     assert dict(result.dropped) == {"repeats_guide": 3}
@@ -230,7 +309,9 @@ def test_a_guide_that_the_teacher_repeats_is_kept_out() -> None:
 
 
 def test_extraction_samples(tmp_path: Path) -> None:
-    """An extraction gives one more sample: page text and query -> answer; a page text that was changed is refused."""
+    """An extraction gives one more sample: page text and query -> answer; a page text that was changed is
+    refused.
+    """
     run = attempt(answer(click(1)), answer(LOOK), answer(done()), root=tmp_path)
     samples = [sample for sample in flat(run, root=tmp_path).samples if sample.kind == "extraction"]
     assert len(samples) == 1
@@ -248,9 +329,11 @@ def test_another_prompt_config_is_refused() -> None:
         flat(attempt(*GOOD), replace(CONFIG, history_steps=3))
 
 
-# --------------------------------------------------------------------------------------------------------------- yield
+# ------------------------------------------------------------------------------------------------------ yield
 
-rows = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 5), st.booleans()), unique_by=lambda row: row[:2])
+rows = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 5), st.booleans()), unique_by=lambda row: row[:2]
+)
 
 
 @given(rows)
@@ -276,8 +359,19 @@ def test_yield_report() -> None:
         ("b", 3, True, None),
         ("c", 1, False, "not_success"),
     ]
-    report = yield_report([AttemptRow(task, "x", number, success, number + 3, reason) for task, number, success, reason in table])
-    assert (report["tasks"], report["attempts"], report["successes"], report["kept"], report["tasks_failed_round_1"]) == (3, 6, 4, 3, 2)
+    report = yield_report(
+        [
+            AttemptRow(task, "x", number, success, number + 3, reason)
+            for task, number, success, reason in table
+        ]
+    )
+    assert (
+        report["tasks"],
+        report["attempts"],
+        report["successes"],
+        report["kept"],
+        report["tasks_failed_round_1"],
+    ) == (3, 6, 4, 3, 2)
     assert report["rejected"] == {"not_success": 2, "too_short": 1}
     assert report["mean_success_steps"] == (4 + 5 + 5 + 6) / 4
     assert report["solve@2_failed_round_1"] == [0, 0, 0.5, 0.5, 0.5]

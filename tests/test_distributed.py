@@ -52,7 +52,13 @@ def free_port():
 
 def join(rank, port):
     """Makes this process one of two."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     torch.set_num_threads(1)
 
 
@@ -90,7 +96,9 @@ def _plain_worker(rank, port):
 
 @pytest.mark.filterwarnings("ignore")
 def test_two_ranks():
-    """Sums, gathers and gradients over two ranks, these in one collective; a flag that differs is named on both."""
+    """Sums, gathers and gradients over two ranks, these in one collective; a flag that differs is named on
+    both.
+    """
     mp.spawn(_plain_worker, args=(free_port(),), nprocs=2)
 
 
@@ -120,7 +128,10 @@ def _sharded_worker(rank, port, folder, expected, drawn, adapters):
         torch.testing.assert_close(policy.response_logprobs(pack).detach(), expected, rtol=1e-5, atol=1e-6)
         for by_layer in (False, True):
             policy.scorer.by_layer = by_layer
-            with Traffic() as traffic, unsharded(policy):  # ranks sample a different number of steps on their own
+            with (
+                Traffic() as traffic,
+                unsharded(policy),
+            ):  # ranks sample a different number of steps on their own
                 prompt = group_of(policy, 0).prompt
                 for _ in range(1 + rank):  # and batches
                     ((rollout,),) = sample(policy, [prompt], n=1, max_new_tokens=3 + 4 * rank, seeds=[5])
@@ -136,7 +147,9 @@ def _sharded_worker(rank, port, folder, expected, drawn, adapters):
 @pytest.mark.slow
 @pytest.mark.parametrize(("tied", "files"), [(True, "one"), (False, "several")])
 def test_sharded_weights_are_read_in_slices_and_equal_whole_ones(tmp_path, tied, files):
-    """A model made on the meta device gives the log-probabilities and samples of the whole one, whole or a layer at a time, with equal collectives."""
+    """A model made on the meta device gives the log-probabilities and samples of the whole one, whole or a
+    layer at a time, with equal collectives.
+    """
     policy = tiny_policy(std=0.1, tied=tied, hidden=72)
     policy.save(tmp_path)
     if files == "several":
@@ -181,13 +194,17 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
         read_weights(model, str(tmp_path))
 
 
-@pytest.mark.parametrize(("weights", "memory", "by_layer"), [(40, 80, False), (41, 80, True), (41, None, False)])
+@pytest.mark.parametrize(
+    ("weights", "memory", "by_layer"), [(40, 80, False), (41, 80, True), (41, None, False)]
+)
 def test_layers_are_gathered_one_by_one_where_memory_is_short(weights, memory, by_layer):
     """Beyond half of a GPU; never on a CPU."""
     assert samples_by_layer(weights, memory) == by_layer
 
 
-@pytest.mark.parametrize("given", [{"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+@pytest.mark.parametrize(
+    "given", [{"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x"}, {"RANK": "0", "WORLD_SIZE": "2"}]
+)
 def test_half_an_environment_is_an_error(monkeypatch, given):
     """A rank beyond the world, or no meeting point: said in words instead of waiting for ever."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
@@ -204,9 +221,13 @@ def test_one_process_cannot_shard():
         shard(tiny_policy(), Ranks(0, 1, torch.device("cpu")))
 
 
-@pytest.mark.parametrize("message", ["[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4", "Broken pipe"])
+@pytest.mark.parametrize(
+    "message", ["[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4", "Broken pipe"]
+)
 def test_a_lost_rank_is_said_in_one_line(monkeypatch, message):
-    """A collective that fails because another process died ends this one in words; other errors keep their traceback."""
+    """A collective that fails because another process died ends this one in words; other errors keep their
+    traceback.
+    """
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(SystemExit, match="another rank has ended"), ranks("cpu"):
         raise RuntimeError(message)

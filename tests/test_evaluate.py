@@ -1,4 +1,6 @@
-"""Laws of the evaluation script: its figures, its denominators, its flags. (Its runs in a browser are in test_resume.)"""
+"""Laws of the evaluation script: its figures, its denominators, its flags. (Its runs in a browser are in
+test_resume.)
+"""
 
 import subprocess
 import sys
@@ -16,15 +18,25 @@ ROOT = Path(__file__).parent.parent
 
 
 def row(task: str, run: int, success: bool, **fields: object) -> Row:
-    values = {"site": "shop", "category": "c", "declared": success, "verdict": "success" if success else "not_success", "ended": "done"}
+    values = {
+        "site": "shop",
+        "category": "c",
+        "declared": success,
+        "verdict": "success" if success else "not_success",
+        "ended": "done",
+    }
     values |= {"turns": 5 + run, "actions": 9, "prompt_tokens": 100, "completion_tokens": 10}
     return Row(task_id=task, run=run, success=success, **(values | fields))  # type: ignore[arg-type]
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_figures_of_complete_runs(table: list[list[bool]]) -> None:
-    """pass@1 is the mean over runs, pass@3 the share of tasks solved at least once, steps the mean turns of the successes alone."""
-    rows = [row(str(task), run, success) for task, runs in enumerate(table) for run, success in enumerate(runs)]
+    """pass@1 is the mean over runs, pass@3 the share of tasks solved at least once, steps the mean turns of
+    the successes alone.
+    """
+    rows = [
+        row(str(task), run, success) for task, runs in enumerate(table) for run, success in enumerate(runs)
+    ]
     result = summarize(rows, tasks=len(table), runs=3)
     assert result["pass1"] == pytest.approx(sum(map(sum, table)) / (3 * len(table)))
     assert result["pass3"] == pytest.approx(sum(map(any, table)) / len(table))
@@ -36,10 +48,23 @@ def test_figures_of_complete_runs(table: list[list[bool]]) -> None:
 
 
 def test_denominators() -> None:
-    """Missing runs are counted, not guessed; unparsed verdicts stay in; pass@3 is over the tasks with three runs."""
-    rows = [row("a", 0, True), row("a", 1, False, verdict="unparsed"), row("a", 2, False, ended="max_steps", declared=False), row("b", 0, False, site="jobs")]
+    """Missing runs are counted, not guessed; unparsed verdicts stay in; pass@3 is over the tasks with three
+    runs.
+    """
+    rows = [
+        row("a", 0, True),
+        row("a", 1, False, verdict="unparsed"),
+        row("a", 2, False, ended="max_steps", declared=False),
+        row("b", 0, False, site="jobs"),
+    ]
     result = summarize(rows, tasks=3, runs=3)
-    assert (result["runs"], result["missing"], result["n"], result["unparsed"], result["declared"]) == (4, 5, 2, 1, 3)
+    assert (result["runs"], result["missing"], result["n"], result["unparsed"], result["declared"]) == (
+        4,
+        5,
+        2,
+        1,
+        3,
+    )
     assert result["pass3"] == 1.0
     assert {name: group["n"] for name, group in result["by_site"].items()} == {"jobs": 1, "shop": 1}
     assert summarize([row("a", 0, True)], tasks=1, runs=1)["pass3"] is None
@@ -68,7 +93,14 @@ def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, {"policy": Path("p"), "policy_url": "u"}, {"policy_url": "u"}, {"policy": Path("p"), "runs": 0}, {"policy": Path("p"), "top_p": 0.0}]
+    "flags",
+    [
+        {},
+        {"policy": Path("p"), "policy_url": "u"},
+        {"policy_url": "u"},
+        {"policy": Path("p"), "runs": 0},
+        {"policy": Path("p"), "top_p": 0.0},
+    ],
 )
 def test_wrong_flags_are_named(flags: dict[str, object]) -> None:
     """Each wrong combination names the flag."""
@@ -88,13 +120,21 @@ def test_checkpoint_hash_depends_on_the_weights(tmp_path: Path) -> None:
 
 def script(name: str, *flags: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a script."""
-    done = subprocess.run([sys.executable, str(ROOT / name), *map(str, flags)], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / name), *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name", ["collect.py", "evaluate.py"])
 def test_bad_input_is_one_line(name: str, tmp_path: Path) -> None:
-    """Unknown flags end with 2, missing files with 3, each in one line, and no folder is made; --help explains the paper's values."""
+    """Unknown flags end with 2, missing files with 3, each in one line, and no folder is made; --help
+    explains the paper's values.
+    """
     policy = ("--policy-url", "http://127.0.0.1:9/v1", "--policy-model", "m", "--out", tmp_path / "out")
     for flags, expected in (
         (("--unknown",), 2),
@@ -119,7 +159,16 @@ def test_another_prompt_config_than_the_checkpoints_is_named(tmp_path: Path) -> 
     write_records(tmp_path / "tasks.jsonl", Task, [TASK])
     code, _, err = script(
         "evaluate.py",
-        *("--policy", tmp_path / "checkpoint", "--tasks", tmp_path / "tasks.jsonl", "--split", "train", "--out", tmp_path / "out"),
+        *(
+            "--policy",
+            tmp_path / "checkpoint",
+            "--tasks",
+            tmp_path / "tasks.jsonl",
+            "--split",
+            "train",
+            "--out",
+            tmp_path / "out",
+        ),
         *("--prompt-config", tmp_path / "other.json"),
     )
     assert code == 2

@@ -1,4 +1,5 @@
-"""A script that is killed at any write and resumed ends as one that was never killed: the same records, none twice; of a trainer the same bits.
+"""A script that is killed at any write and resumed ends as one that was never killed: the same records, none
+twice; of a trainer the same bits.
 
 Collection and evaluation run on the replay of the playground; test_resume kills them in a real browser.
 """
@@ -29,12 +30,85 @@ from rmsweb.playground.base_model import BASE_FOLDER
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import kill_resume
 
-COLLECT = ["--policy-model", "scripted-teacher", "--reflection-model", "scripted-reflection", "--extraction-model", "scripted-extractor"]
-COLLECT += ["--prompt-config", "scripts/demo_prompt.json", "--tokenizer", str(BASE_FOLDER), "--max-steps", "8", "--concurrency", "2", "--rounds", "3"]
-EVALUATE = ["--policy", str(BASE_FOLDER), "--split", "train", "--runs", "2", "--max-steps", "4", "--stop-on-stall", "--concurrency", "2"]
-SFT = ["--epochs", "2", "--lr", "1e-2", "--lora-rank", "4", "--cutoff", "400", "--save-every", "2", "--threads", "1", "--device", "cpu"]
-RL = ["--train-batch", "4", "--mini-batch", "2", "--num-rollouts", "4", "--max-generation-batches", "2", "--response-budget", "40", "--lora-rank", "8"]
-RL += ["--lora-alpha", "16", "--lr", "1e-3", "--max-steps", "4", "--save-every", "1", "--seed", "0", "--threads", "1", "--device", "cpu"]
+COLLECT = [
+    "--policy-model",
+    "scripted-teacher",
+    "--reflection-model",
+    "scripted-reflection",
+    "--extraction-model",
+    "scripted-extractor",
+]
+COLLECT += [
+    "--prompt-config",
+    "scripts/demo_prompt.json",
+    "--tokenizer",
+    str(BASE_FOLDER),
+    "--max-steps",
+    "8",
+    "--concurrency",
+    "2",
+    "--rounds",
+    "3",
+]
+EVALUATE = [
+    "--policy",
+    str(BASE_FOLDER),
+    "--split",
+    "train",
+    "--runs",
+    "2",
+    "--max-steps",
+    "4",
+    "--stop-on-stall",
+    "--concurrency",
+    "2",
+]
+SFT = [
+    "--epochs",
+    "2",
+    "--lr",
+    "1e-2",
+    "--lora-rank",
+    "4",
+    "--cutoff",
+    "400",
+    "--save-every",
+    "2",
+    "--threads",
+    "1",
+    "--device",
+    "cpu",
+]
+RL = [
+    "--train-batch",
+    "4",
+    "--mini-batch",
+    "2",
+    "--num-rollouts",
+    "4",
+    "--max-generation-batches",
+    "2",
+    "--response-budget",
+    "40",
+    "--lora-rank",
+    "8",
+]
+RL += [
+    "--lora-alpha",
+    "16",
+    "--lr",
+    "1e-3",
+    "--max-steps",
+    "4",
+    "--save-every",
+    "1",
+    "--seed",
+    "0",
+    "--threads",
+    "1",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +116,24 @@ def worlds(tmp_path_factory):
     """For each trainer: its main, its flags but --out, and the folder of a run that was never killed."""
     root = tmp_path_factory.mktemp("kill")
     tiny_checkpoint(root / "tiny", std=0.05)
-    sft = ["--model", str(root / "tiny"), "--samples", str(write_run(root / "train", 9)), "--dev-samples", str(write_run(root / "dev", 3, split="dev")), *SFT]
+    sft = [
+        "--model",
+        str(root / "tiny"),
+        "--samples",
+        str(write_run(root / "train", 9)),
+        "--dev-samples",
+        str(write_run(root / "dev", 3, split="dev")),
+        *SFT,
+    ]
     wavering_policy().save(root / "wavering")
     write_states(root / "dev-states", [ordinary(index, split="dev") for index in INDICES[:2]])
     dev = write_states(root / "dev-states", [mined(index, split="dev") for index in INDICES[:2]])
-    rl = ["--model", str(root / "wavering"), "--states", str(write_states(root / "states", [mined(index) for index in INDICES]))]
+    rl = [
+        "--model",
+        str(root / "wavering"),
+        "--states",
+        str(write_states(root / "states", [mined(index) for index in INDICES])),
+    ]
     rl += ["--dev-states", str(dev), str(dev.with_name("samples.jsonl")), *RL]
     made = {"sft": (train_sft.main, sft), "rl": (train_rl.main, rl)}
     for name, (main, flags) in made.items():
@@ -58,15 +145,25 @@ def assert_equal_runs(killed, whole):
     """Metrics, summary, checkpoints, adapter and training states."""
     assert rows(killed) == rows(whole)
     assert summary(killed) == summary(whole)
-    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.suffix in (".safetensors", ".pt"))
-    assert sorted(path.relative_to(killed) for path in killed.rglob("*") if path.suffix in (".safetensors", ".pt")) == files
+    files = sorted(
+        path.relative_to(whole) for path in whole.rglob("*") if path.suffix in (".safetensors", ".pt")
+    )
+    assert (
+        sorted(
+            path.relative_to(killed) for path in killed.rglob("*") if path.suffix in (".safetensors", ".pt")
+        )
+        == files
+    )
     for file in files:
         if file.suffix == ".safetensors":
             ours, theirs = load_file(killed / file), load_file(whole / file)
         else:
             ours, theirs = (flat(torch.load(folder / file, weights_only=True)) for folder in (killed, whole))
         assert ours.keys() == theirs.keys()
-        assert all(torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name] for name, value in ours.items()), file
+        assert all(
+            torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]
+            for name, value in ours.items()
+        ), file
 
 
 def flat(value, name=""):
@@ -115,11 +212,23 @@ def test_another_run_cannot_be_resumed(worlds, tmp_path):
 
 @pytest.fixture(scope="module")
 def data_worlds(tmp_path_factory, teacher_url):
-    """For each of the other scripts the same: its main, its flags but --out, and the folder of a run that was never killed."""
+    """For each of the other scripts the same: its main, its flags but --out, and the folder of a run that was
+    never killed.
+    """
     root = tmp_path_factory.mktemp("kill-data")
-    assert playground(["tasks", "--out", str(root / "tasks"), "--train", "4", "--dev", "0", "--held-out", "0"]) == 0
+    assert (
+        playground(["tasks", "--out", str(root / "tasks"), "--train", "4", "--dev", "0", "--held-out", "0"])
+        == 0
+    )
     tasks = ["--tasks", str(root / "tasks/train.jsonl")]
-    judge = ["--judge-url", teacher_url, "--judge-model", "scripted-failure-judge", "--tokenizer", str(BASE_FOLDER)]
+    judge = [
+        "--judge-url",
+        teacher_url,
+        "--judge-model",
+        "scripted-failure-judge",
+        "--tokenizer",
+        str(BASE_FOLDER),
+    ]
     made = {
         "collect": (collect.main, [*tasks, "--policy-url", teacher_url, *COLLECT]),
         "mine": (mine.main, ["--pool", str(root / "collect"), *judge]),
@@ -144,7 +253,10 @@ def test_killed_twice_has_every_record_once(data_worlds, tmp_path, script, write
     """At two moments drawn by seed."""
     draw, (main, flags, _) = random.Random(script), data_worlds[script]
     for resume, latest in (([], writes), (["--resume"], writes // 2)):
-        assert forked(main, [*flags, "--out", str(tmp_path / "out"), *resume], die_at=draw.randint(1, latest)) == -9
+        assert (
+            forked(main, [*flags, "--out", str(tmp_path / "out"), *resume], die_at=draw.randint(1, latest))
+            == -9
+        )
     finish_and_compare(data_worlds[script], tmp_path / "out")
 
 

@@ -1,4 +1,6 @@
-"""Laws of the chat client: what is retried and what is not, the concurrency cap, accounting, the cache, and that keys stay secret."""
+"""Laws of the chat client: what is retried and what is not, the concurrency cap, accounting, the cache, and
+that keys stay secret.
+"""
 
 import asyncio
 import time
@@ -27,21 +29,38 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-async def ask(url: str, count: int = 1, messages: list[dict[str, Any]] | None = None, **settings: Any) -> tuple[list[Any], ChatClient]:
+async def ask(
+    url: str, count: int = 1, messages: list[dict[str, Any]] | None = None, **settings: Any
+) -> tuple[list[Any], ChatClient]:
     """`count` requests at the same time; exceptions are results."""
     settings = {"backoff_s": 0.01, "max_attempts": 4} | settings
     async with ChatClient(base_url=url, model="m", role="judge", **settings) as client:
-        work = (client.chat(messages or HELLO, max_tokens=5, seed=3, top_k=20, top_p=None) for _ in range(count))
+        work = (
+            client.chat(messages or HELLO, max_tokens=5, seed=3, top_k=20, top_p=None) for _ in range(count)
+        )
         return await asyncio.gather(*work, return_exceptions=True), client
 
 
 def test_request_and_answer() -> None:
-    """The request carries model, seed, limit and the options that are set; the answer carries text, tokens and model, which are accounted."""
+    """The request carries model, seed, limit and the options that are set; the answer carries text, tokens
+    and model, which are accounted.
+    """
     with chat_server(lambda body, n: completion("hi")) as server:
         (answer,), client = run(ask(server.url))
     assert server.requests == [{"model": "m", "messages": HELLO, "max_tokens": 5, "seed": 3, "top_k": 20}]
-    assert (answer.text, answer.prompt_tokens, answer.completion_tokens, answer.model, answer.finish_reason) == ("hi", 7, 3, "served-model", "stop")
-    assert (client.totals.calls, client.totals.prompt_tokens, client.totals.completion_tokens, client.totals.retries) == (1, 7, 3, 0)
+    assert (
+        answer.text,
+        answer.prompt_tokens,
+        answer.completion_tokens,
+        answer.model,
+        answer.finish_reason,
+    ) == ("hi", 7, 3, "served-model", "stop")
+    assert (
+        client.totals.calls,
+        client.totals.prompt_tokens,
+        client.totals.completion_tokens,
+        client.totals.retries,
+    ) == (1, 7, 3, 0)
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
 
 
@@ -54,7 +73,16 @@ def test_passing_trouble_is_retried(status: int) -> None:
     assert (client.totals.calls, client.totals.retries) == (1, 2)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(400, ChatRefused), (401, ChatConfigError), (403, ChatConfigError), (404, ChatConfigError), (413, ChatRefused)])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, ChatRefused),
+        (401, ChatConfigError),
+        (403, ChatConfigError),
+        (404, ChatConfigError),
+        (413, ChatRefused),
+    ],
+)
 def test_refusals_are_not_retried(status: int, kind: type[Exception]) -> None:
     """A refusal that a retry cannot change is one request, and its message names role and status."""
     with chat_server(lambda body, n: refusal(status, "bad")) as server:
@@ -66,7 +94,9 @@ def test_refusals_are_not_retried(status: int, kind: type[Exception]) -> None:
 
 
 def test_every_request_refused_is_a_config_error() -> None:
-    """Refusals without a single answer mean that the options are wrong: the run must not go on with empty answers."""
+    """Refusals without a single answer mean that the options are wrong: the run must not go on with empty
+    answers.
+    """
     with chat_server(lambda body, n: refusal(400)) as server:
         errors, _ = run(ask(server.url, count=5))
     assert sum(isinstance(error, ChatConfigError) for error in errors) == 3
@@ -80,7 +110,9 @@ def test_gives_up_after_the_last_attempt() -> None:
     assert len(server.requests) == 4
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{}", '{"choices":[]}', '{"choices":[{"message":{"content":5}}]}', "<html>"])
+@pytest.mark.parametrize(
+    "body", ["", "[]", "{}", '{"choices":[]}', '{"choices":[{"message":{"content":5}}]}', "<html>"]
+)
 def test_what_is_no_completion_is_retried(body: str) -> None:
     """A 200 that holds no completion is trouble that may pass."""
     with chat_server(lambda request, n: (200, {}, body) if n == 0 else completion(None)) as server:
@@ -112,7 +144,10 @@ def test_retry_after_is_honoured() -> None:
         pauses.append(seconds)
         await sleep(0)
 
-    with chat_server(lambda body, n: refusal(429, Retry_After="7") if n == 0 else completion("ok")) as server, pytest.MonkeyPatch.context() as patch:
+    with (
+        chat_server(lambda body, n: refusal(429, Retry_After="7") if n == 0 else completion("ok")) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr("rmsweb.llm.asyncio.sleep", note)
         run(ask(server.url))
     assert 7.0 in pauses
@@ -138,7 +173,11 @@ def test_renamed_length_field() -> None:
     """An endpoint that wants max_completion_tokens gets it, from then on without being asked."""
 
     def picky(body: dict[str, Any], number: int) -> Any:
-        return completion("ok") if "max_completion_tokens" in body else refusal(400, "use 'max_completion_tokens' instead of 'max_tokens'")
+        return (
+            completion("ok")
+            if "max_completion_tokens" in body
+            else refusal(400, "use 'max_completion_tokens' instead of 'max_tokens'")
+        )
 
     with chat_server(picky) as server:
         (answer,), _ = run(ask(server.url))
@@ -147,7 +186,9 @@ def test_renamed_length_field() -> None:
 
 
 def test_cache_answers_the_same_request_once(tmp_path: Path) -> None:
-    """The full request is the key: the same one costs nothing, a changed one is asked, a broken entry counts as absent."""
+    """The full request is the key: the same one costs nothing, a changed one is asked, a broken entry counts
+    as absent.
+    """
     with chat_server(lambda body, n: completion(f"answer {n}")) as server:
         (first,), _ = run(ask(server.url, cache=tmp_path))
         (again,), client = run(ask(server.url, cache=tmp_path))
@@ -162,7 +203,9 @@ def test_cache_answers_the_same_request_once(tmp_path: Path) -> None:
 
 
 def test_keys_are_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key is in no exception (even where the server repeats it), no cache entry and no repr; a URL with credentials is refused."""
+    """The key is in no exception (even where the server repeats it), no cache entry and no repr; a URL with
+    credentials is refused.
+    """
     with chat_server(lambda body, n: refusal(401, f"wrong key {KEY}")) as server:
         (error,), client = run(ask(server.url))
     assert KEY not in str(error) + repr(client)
@@ -174,14 +217,16 @@ def test_keys_are_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert KEY not in str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [{"base_url": "host/v1"}, {"model": ""}, {"concurrency": 0}, {"max_attempts": 0}])
+@pytest.mark.parametrize(
+    "settings", [{"base_url": "host/v1"}, {"model": ""}, {"concurrency": 0}, {"max_attempts": 0}]
+)
 def test_wrong_settings(settings: dict[str, Any]) -> None:
     """Wrong settings are a ValueError before anything is sent."""
     with pytest.raises(ValueError, match=r"judge|at least 1"):
         ChatClient(**({"base_url": "http://h/v1", "model": "m", "role": "judge"} | settings))
 
 
-# ------------------------------------------------------------------------------------------------- records over the wire
+# -------------------------------------------------------------------------------------- records over the wire
 
 
 def test_messages_in_openai_format(tmp_path: Path) -> None:
@@ -196,11 +241,16 @@ def test_messages_in_openai_format(tmp_path: Path) -> None:
         {"role": "system", "content": "ab"},
         {
             "role": "user",
-            "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}, {"type": "text", "text": "cd"}],
+            "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}},
+                {"type": "text", "text": "cd"},
+            ],
         },
     ]
     with pytest.raises(FileNotFoundError):
-        openai_messages([Message(role="user", parts=(Image(path="b.png", sha256="", width=1, height=1),))], tmp_path)
+        openai_messages(
+            [Message(role="user", parts=(Image(path="b.png", sha256="", width=1, height=1),))], tmp_path
+        )
 
 
 def test_refused_request_is_an_empty_answer(tmp_path: Path) -> None:
@@ -210,7 +260,9 @@ def test_refused_request_is_an_empty_answer(tmp_path: Path) -> None:
     async def talk(url: str) -> tuple[Any, Any]:
         policy = EndpointPolicy(ChatClient(base_url=url, model="m", role="judge"), tmp_path, temperature=0.7)
         async with policy.client:
-            return await policy(asked, seed=1, purpose="act", max_tokens=9), await policy(asked, seed=1, purpose="act", max_tokens=9)
+            return await policy(asked, seed=1, purpose="act", max_tokens=9), await policy(
+                asked, seed=1, purpose="act", max_tokens=9
+            )
 
     with chat_server(lambda body, n: completion("fine") if n == 0 else refusal(400, "filtered")) as server:
         fine, refused = run(talk(server.url))

@@ -7,7 +7,17 @@ import torch
 from safetensors.torch import load_file
 from tiny_model import tiny_policy
 
-from rmsweb.engine.lora import LoRALinear, add_lora, disabled, load_adapter, lora_layers, merge, merged, merged_state_dict, save_adapter
+from rmsweb.engine.lora import (
+    LoRALinear,
+    add_lora,
+    disabled,
+    load_adapter,
+    lora_layers,
+    merge,
+    merged,
+    merged_state_dict,
+    save_adapter,
+)
 from rmsweb.engine.packing import Group, make_pack
 from rmsweb.records import Message, Text
 
@@ -15,7 +25,9 @@ from rmsweb.records import Message, Text
 def logprobs(policy):
     messages = [Message(role="user", parts=(Text(tag="task", text="press the button"),))]
     prompt = policy.encode_prompt(messages, None)
-    return policy.response_logprobs(make_pack([Group(prompt, (policy.encode_response("yes"), policy.encode_response("no")))]))
+    return policy.response_logprobs(
+        make_pack([Group(prompt, (policy.encode_response("yes"), policy.encode_response("no")))])
+    )
 
 
 def adapted(scope="language", **arguments):
@@ -41,7 +53,9 @@ def test_a_new_adapter_changes_nothing_and_a_disabled_one_neither():
 
 
 def test_merged_equals_unmerged():
-    """Merging for good, merging for a while, and the merged state dict all give the adapted model; the while leaves the old bytes."""
+    """Merging for good, merging for a while, and the merged state dict all give the adapted model; the while
+    leaves the old bytes.
+    """
     policy, _ = adapted()
     expected = logprobs(policy)
     before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
@@ -60,8 +74,9 @@ def test_merged_equals_unmerged():
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_equals_a_naive_one(rows, bias):
-    """Value, gradients of adapter and input, and merge equal y_o = sum_i W_oi x_i + b_o + (alpha / r) sum_k B_ok (sum_i A_ki x_i), written as sums,
-    with gradients from difference quotients."""
+    """Value, gradients of adapter and input, and merge equal y_o = sum_i W_oi x_i + b_o + (alpha / r) sum_k
+    B_ok (sum_i A_ki x_i), written as sums, with gradients from difference quotients.
+    """
     torch.manual_seed(rows)
     base = torch.nn.Linear(6, 5, bias=bias)
     layer = LoRALinear(base, 2, 3.0, 0.0)
@@ -72,12 +87,19 @@ def test_layer_equals_a_naive_one(rows, bias):
     def naive(x, A, B):
         inner = [[sum(A[k][i] * row[i] for i in range(6)) for k in range(2)] for row in x]
         return [
-            [sum(W[o][i] * row[i] for i in range(6)) + b[o] + 1.5 * sum(B[o][k] * low[k] for k in range(2)) for o in range(5)]
+            [
+                sum(W[o][i] * row[i] for i in range(6)) + b[o] + 1.5 * sum(B[o][k] * low[k] for k in range(2))
+                for o in range(5)
+            ]
             for row, low in zip(x, inner, strict=True)
         ]
 
     def loss(x, A, B):
-        return sum(w * y for weights, outs in zip(weight.tolist(), naive(x, A, B), strict=True) for w, y in zip(weights, outs, strict=True))
+        return sum(
+            w * y
+            for weights, outs in zip(weight.tolist(), naive(x, A, B), strict=True)
+            for w, y in zip(weights, outs, strict=True)
+        )
 
     values = [x.tolist(), layer.lora_A.tolist(), layer.lora_B.tolist()]
     torch.testing.assert_close(layer(x), torch.tensor(naive(*values)), rtol=1e-4, atol=1e-5)
@@ -86,12 +108,18 @@ def test_layer_equals_a_naive_one(rows, bias):
         for i, j in ((0, 0), (1, 1), (-1, -1)):
             entry = values[part][i][j]
             around = []
-            for moved in (entry + 0.5, entry - 0.5):  # the loss is linear in every single entry, so that the quotient is exact
+            for moved in (
+                entry + 0.5,
+                entry - 0.5,
+            ):  # the loss is linear in every single entry, so that the quotient is exact
                 values[part][i][j] = moved
                 around.append(loss(*values))
             values[part][i][j] = entry
             assert float(gradient[i, j]) == pytest.approx(around[0] - around[1], rel=1e-3, abs=1e-4)
-    merged_weight = [[W[o][i] + 1.5 * sum(values[2][o][k] * values[1][k][i] for k in range(2)) for i in range(6)] for o in range(5)]
+    merged_weight = [
+        [W[o][i] + 1.5 * sum(values[2][o][k] * values[1][k][i] for k in range(2)) for i in range(6)]
+        for o in range(5)
+    ]
     torch.testing.assert_close(base.weight + layer.delta(), torch.tensor(merged_weight), rtol=1e-5, atol=1e-5)
 
 
@@ -105,7 +133,10 @@ def test_gradients_reach_adapters_alone():
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in parameters)
 
 
-@pytest.mark.parametrize(("scope", "per_layer", "per_block", "other"), [("attn", 4, 0, 0), ("language", 7, 0, 0), ("attn+vision", 4, 2, 0), ("all", 7, 4, 6)])
+@pytest.mark.parametrize(
+    ("scope", "per_layer", "per_block", "other"),
+    [("attn", 4, 0, 0), ("language", 7, 0, 0), ("attn+vision", 4, 2, 0), ("all", 7, 4, 6)],
+)
 def test_scopes(scope, per_layer, per_block, other):
     """Two decoder layers, two vision blocks, and three mergers of two layers each."""
     policy, _ = adapted(scope)
@@ -115,10 +146,14 @@ def test_scopes(scope, per_layer, per_block, other):
 
 
 def test_long_rows_equal_short_ones():
-    """A row so long that weight and adapter are summed first gives what its parts give, in value and gradient."""
+    """A row so long that weight and adapter are summed first gives what its parts give, in value and
+    gradient.
+    """
     holder = torch.nn.Module()
     holder.language_model = torch.nn.Module()
-    holder.language_model.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"self_attn": torch.nn.ModuleDict({"q_proj": torch.nn.Linear(6, 5)})})])
+    holder.language_model.layers = torch.nn.ModuleList(
+        [torch.nn.ModuleDict({"self_attn": torch.nn.ModuleDict({"q_proj": torch.nn.Linear(6, 5)})})]
+    )
     parameters = add_lora(holder, rank=2, alpha=3, scope="attn")
     (layer,) = lora_layers(holder).values()
     layer.lora_B.data.normal_()
@@ -143,7 +178,10 @@ def test_adapter_file_round_trip(tmp_path):
     policy, _ = adapted("attn")
     save_adapter(policy.model, tmp_path, "base")
     tensors = load_file(tmp_path / "adapter_model.safetensors")
-    assert tensors["base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (4, 64)
+    assert tensors["base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (
+        4,
+        64,
+    )
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8)
     other = tiny_policy(std=0.1)
@@ -156,10 +194,20 @@ def test_adapter_file_round_trip(tmp_path):
 
 
 def test_bfloat16_base_keeps_float32_adapters():
-    """Adapters stay float32 on a bfloat16 base, the output is bfloat16, and a merge for a while gives back the same bytes."""
+    """Adapters stay float32 on a bfloat16 base, the output is bfloat16, and a merge for a while gives back
+    the same bytes.
+    """
     base = torch.nn.Sequential(torch.nn.Linear(8, 8))
     wrapped = torch.nn.ModuleDict(
-        {"language_model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.ModuleDict({"self_attn": torch.nn.ModuleDict({"q_proj": base[0]})})])})}
+        {
+            "language_model": torch.nn.ModuleDict(
+                {
+                    "layers": torch.nn.ModuleList(
+                        [torch.nn.ModuleDict({"self_attn": torch.nn.ModuleDict({"q_proj": base[0]})})]
+                    )
+                }
+            )
+        }
     )
     wrapped.to(torch.bfloat16)
     add_lora(wrapped, rank=2, alpha=4, scope="attn")

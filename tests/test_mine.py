@@ -25,16 +25,28 @@ def call(*words: object) -> int:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> list[Path]:
-    """A collection and a run of the SFT policy; the second has a run of the dev split too, and the ids of both overlap."""
-    collected = write_folder(tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")])
+    """A collection and a run of the SFT policy; the second has a run of the dev split too, and the ids of
+    both overlap.
+    """
+    collected = write_folder(
+        tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")]
+    )
     evaluated = write_folder(
-        tmp_path / "pool", [run(BAD, False, shift=3), run(GOOD, None, name="c"), run(GOOD, True, task_id="t1", split="dev"), run(GOOD, True, task_id="t2")]
+        tmp_path / "pool",
+        [
+            run(BAD, False, shift=3),
+            run(GOOD, None, name="c"),
+            run(GOOD, True, task_id="t1", split="dev"),
+            run(GOOD, True, task_id="t2"),
+        ],
     )
     return [collected, evaluated]
 
 
 def test_the_out_folder_stands_alone(pool: list[Path], tmp_path: Path) -> None:
-    """Mined states, audit rows and ordinary states name pictures of their own folder, whose prompt config hash they carry."""
+    """Mined states, audit rows and ordinary states name pictures of their own folder, whose prompt config
+    hash they carry.
+    """
     out = tmp_path / "out"
     assert call("--pool", *pool, "--out", out) == 0
     for folder in pool:
@@ -45,10 +57,21 @@ def test_the_out_folder_stands_alone(pool: list[Path], tmp_path: Path) -> None:
     assert [state.state_id for state in mined] == [row.state_id for row in audit]
     assert len(mined) == 1
     assert mined[0].prompt_config == CONFIG.hash
-    pictures = [part for sample in (*mined, *ordinary) for message in sample.messages for part in message.parts if isinstance(part, Image)]
+    pictures = [
+        part
+        for sample in (*mined, *ordinary)
+        for message in sample.messages
+        for part in message.parts
+        if isinstance(part, Image)
+    ]
     assert pictures
     assert all((out / image.path).is_file() for image in pictures)
-    assert all((out / image.path).is_file() for row in audit for image in (row.success_screenshot, row.failure_screenshot) if image)
+    assert all(
+        (out / image.path).is_file()
+        for row in audit
+        for image in (row.success_screenshot, row.failure_screenshot)
+        if image
+    )
 
 
 def test_splits_do_not_mix_and_undecided_runs_are_counted(pool: list[Path], tmp_path: Path) -> None:
@@ -67,14 +90,24 @@ def test_splits_do_not_mix_and_undecided_runs_are_counted(pool: list[Path], tmp_
 
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_followers_are_the_next_steps_of_the_success(pool: list[Path], tmp_path: Path, count: int) -> None:
-    """Up to `count` steps behind each mined state, `done` included, in its run and no other; their pictures come along; without the flag there is no file."""
+    """Up to `count` steps behind each mined state, `done` included, in its run and no other; their pictures
+    come along; without the flag there is no file.
+    """
     out = tmp_path / "out"
     assert call("--pool", *pool, "--out", out, "--followers", count) == 0
     (mined,) = read_records(out / "mined.jsonl", MinedState)
     found = list(read_records(out / "followers.jsonl", StepSample))
-    assert [(item.trajectory_id, item.step) for item in found] == [(mined.trajectory_id, mined.step + 1 + number) for number in range(min(count, 2))]
+    assert [(item.trajectory_id, item.step) for item in found] == [
+        (mined.trajectory_id, mined.step + 1 + number) for number in range(min(count, 2))
+    ]
     assert ("done" in found[-1].target_text) == (count > 1)
-    assert all((out / part.path).is_file() for item in found for message in item.messages for part in message.parts if isinstance(part, Image))
+    assert all(
+        (out / part.path).is_file()
+        for item in found
+        for message in item.messages
+        for part in message.parts
+        if isinstance(part, Image)
+    )
     assert json.loads((out / "report.json").read_text())["followers"] == len(found)
     assert call("--pool", *pool, "--out", tmp_path / "none") == 0
     assert not (tmp_path / "none" / "followers.jsonl").exists()
@@ -84,11 +117,15 @@ def test_a_pool_is_only_read(pool: list[Path], tmp_path: Path) -> None:
     """Mining changes no byte of the folders it reads."""
     before = {path: path.read_bytes() for folder in pool for path in folder.rglob("*") if path.is_file()}
     assert call("--pool", *pool, "--out", tmp_path / "out") == 0
-    assert {path: path.read_bytes() for folder in pool for path in folder.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for folder in pool for path in folder.rglob("*") if path.is_file()
+    } == before
 
 
 def test_the_judge_labels_and_a_second_run_asks_nothing(pool: list[Path], tmp_path: Path) -> None:
-    """The category comes from the endpoint; the reply cache answers a review of the same case; a scripted judge is named in the report."""
+    """The category comes from the endpoint; the reply cache answers a review of the same case; a scripted
+    judge is named in the report.
+    """
 
     def answer(body: dict[str, Any], number: int) -> Answer:
         assert "<failed_run>" in body["messages"][-1]["content"]
@@ -96,10 +133,34 @@ def test_the_judge_labels_and_a_second_run_asks_nothing(pool: list[Path], tmp_pa
 
     with chat_server(answer) as server:
         out = tmp_path / "out"
-        assert call("--pool", *pool, "--out", out, "--judge-url", server.url, "--judge-model", "scripted-failure-judge") == 0
+        assert (
+            call(
+                "--pool",
+                *pool,
+                "--out",
+                out,
+                "--judge-url",
+                server.url,
+                "--judge-model",
+                "scripted-failure-judge",
+            )
+            == 0
+        )
         asked = len(server.requests)
         shutil.copytree(out / "cache", tmp_path / "again" / "cache")
-        assert call("--pool", *pool, "--out", tmp_path / "again", "--judge-url", server.url, "--judge-model", "scripted-failure-judge") == 0
+        assert (
+            call(
+                "--pool",
+                *pool,
+                "--out",
+                tmp_path / "again",
+                "--judge-url",
+                server.url,
+                "--judge-model",
+                "scripted-failure-judge",
+            )
+            == 0
+        )
         assert len(server.requests) == asked > 0
     state = next(read_records(out / "mined.jsonl", MinedState))
     assert (state.category, state.label_source) == ("controls", "judge")
@@ -122,12 +183,23 @@ def _torn(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "code", "words"),
-    [(_no_folder, 3, "prompt_config.json is missing"), (_other_config, 2, "history_steps"), (_torn, 2, "trajectories.rank0.jsonl:")],
+    [
+        (_no_folder, 3, "prompt_config.json is missing"),
+        (_other_config, 2, "history_steps"),
+        (_torn, 2, "trajectories.rank0.jsonl:"),
+    ],
 )
 def test_bad_pools_end_in_one_line(
-    pool: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], code: int, words: str
+    pool: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    code: int,
+    words: str,
 ) -> None:
-    """A missing folder is exit 3; another prompt config, which is named by its field, and a torn file are exit 2."""
+    """A missing folder is exit 3; another prompt config, which is named by its field, and a torn file are
+    exit 2.
+    """
     damage(pool[1])
     assert call("--pool", *pool, "--out", tmp_path / "out") == code
     assert words in capsys.readouterr().err

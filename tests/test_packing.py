@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from rmsweb.engine.packing import EncodedPrompt, Group, cost, deal, dummy_pack, make_pack, plan_packs, select
 
-LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 20), max_size=6).map(tuple)), max_size=8)
+LENGTHS = st.lists(
+    st.tuples(st.integers(1, 30), st.lists(st.integers(1, 20), max_size=6).map(tuple)), max_size=8
+)
 
 
 def text_group(prompt: int, answers: tuple[int, ...], first: int = 0) -> Group:
@@ -21,10 +23,14 @@ def test_every_answer_lies_in_exactly_one_bin_within_the_budget(lengths, budget)
     """Nothing is lost or doubled, and a bin is over the budget only where one answer with its prompt is."""
     bins = plan_packs(lengths, budget)
     seen = sorted((group, answer) for content in bins for group, answers in content for answer in answers)
-    assert seen == [(group, answer) for group, (_, answers) in enumerate(lengths) for answer in range(len(answers))]
+    assert seen == [
+        (group, answer) for group, (_, answers) in enumerate(lengths) for answer in range(len(answers))
+    ]
     assert {group for content in bins for group, _ in content} == set(range(len(lengths)))
     for content in bins:
-        tokens = sum(lengths[group][0] + sum(lengths[group][1][a] for a in answers) for group, answers in content)
+        tokens = sum(
+            lengths[group][0] + sum(lengths[group][1][a] for a in answers) for group, answers in content
+        )
         assert tokens <= budget or (len(content) == 1 and len(content[0][1]) <= 1)
 
 
@@ -39,7 +45,9 @@ def test_dealing_gives_every_rank_equally_many(costs, ranks):
 
 
 def test_a_pack_lays_groups_in_a_row():
-    """Positions restart at the prompt's end, and the first token of an answer is predicted by the prompt's last one."""
+    """Positions restart at the prompt's end, and the first token of an answer is predicted by the prompt's
+    last one.
+    """
     pack = make_pack([text_group(3, (2, 1)), text_group(2, (1,), 10)])
     assert pack.ids[0].tolist() == [0, 1, 2, 1002, 1002, 1001, 10, 11, 1001]
     assert pack.positions[1, 0].tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2]

@@ -1,4 +1,6 @@
-"""Index boxes: asked for by the prompt, drawn when the picture is read, for a checkpoint and for an endpoint; the file stays as it was."""
+"""Index boxes: asked for by the prompt, drawn when the picture is read, for a checkpoint and for an endpoint;
+the file stays as it was.
+"""
 
 import base64
 from dataclasses import replace
@@ -34,7 +36,9 @@ def image(*boxes: tuple[int, float, float, float, float]) -> Image:
 def test_a_box_is_drawn_around_its_element_and_nowhere_else(root: Path) -> None:
     """The frame and the number change, the inside and the rest do not, and the file is not touched."""
     before = (root / "screenshots/a.png").read_bytes()
-    plain, drawn = (np.asarray(load_picture(item, root)).astype(int) for item in (image(), image((7, 100, 60, 90, 50))))
+    plain, drawn = (
+        np.asarray(load_picture(item, root)).astype(int) for item in (image(), image((7, 100, 60, 90, 50)))
+    )
     changed = np.abs(plain - drawn).sum(axis=2) > 0
     assert not (plain != 255).any()
     assert changed[60, 100:190].all()
@@ -45,8 +49,14 @@ def test_a_box_is_drawn_around_its_element_and_nowhere_else(root: Path) -> None:
     assert (root / "screenshots/a.png").read_bytes() == before
 
 
-@given(boxes=st.lists(st.tuples(st.integers(1, 9_999), SIDE, SIDE, st.floats(0, 400), st.floats(0, 400)), max_size=5))
-def test_any_box_can_be_drawn(tmp_path_factory: pytest.TempPathFactory, boxes: list[tuple[int, float, float, float, float]]) -> None:
+@given(
+    boxes=st.lists(
+        st.tuples(st.integers(1, 9_999), SIDE, SIDE, st.floats(0, 400), st.floats(0, 400)), max_size=5
+    )
+)
+def test_any_box_can_be_drawn(
+    tmp_path_factory: pytest.TempPathFactory, boxes: list[tuple[int, float, float, float, float]]
+) -> None:
     """Boxes of no size, or beyond the picture, raise nothing and keep its size."""
     folder = tmp_path_factory.getbasetemp() / "pictures"
     (folder / "screenshots").mkdir(parents=True, exist_ok=True)
@@ -55,11 +65,18 @@ def test_any_box_can_be_drawn(tmp_path_factory: pytest.TempPathFactory, boxes: l
 
 
 def test_the_prompt_asks_for_the_boxes_that_it_shows() -> None:
-    """Only elements that stand in the cut prompt and in the viewport, scaled from CSS px to the picture; none without the flag."""
+    """Only elements that stand in the cut prompt and in the viewport, scaled from CSS px to the picture; none
+    without the flag.
+    """
     seen = page("/", image=replace(image(), width=1280, height=960))
     nodes = tuple(replace(node, in_viewport=node.index != 2) for node in seen.nodes)
     seen = replace(seen, nodes=nodes)
-    boxes = {flag: build_prompt(PromptConfig(index_boxes=flag), task_text="x", observation=seen, history=()).messages[-1].parts[0] for flag in (True, False)}
+    boxes = {
+        flag: build_prompt(PromptConfig(index_boxes=flag), task_text="x", observation=seen, history=())
+        .messages[-1]
+        .parts[0]
+        for flag in (True, False)
+    }
     assert isinstance(boxes[True], Image)
     assert isinstance(boxes[False], Image)
     assert boxes[False].boxes == ()

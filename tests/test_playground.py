@@ -1,4 +1,6 @@
-"""Laws of the playground: the expert solves every task in three to six steps, splits do not mix, states are deterministic, roles answer over HTTP."""
+"""Laws of the playground: the expert solves every task in three to six steps, splits do not mix, states are
+deterministic, roles answer over HTTP.
+"""
 
 import asyncio
 import json
@@ -44,7 +46,15 @@ def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = Non
         source = Source(script="test", policy="scripted-teacher")
         options = AgentOptions(max_steps=12)
         trajectory = await Episode(
-            policy=policy, session=session, task=task, trajectory_id="x", source=source, seed=seed, config=CONFIG, options=options, guide=guide or None
+            policy=policy,
+            session=session,
+            task=task,
+            trajectory_id="x",
+            source=source,
+            seed=seed,
+            config=CONFIG,
+            options=options,
+            guide=guide or None,
         ).run(start)
         return trajectory, (await environment.check(session, trajectory)).verdict == "success"
 
@@ -68,8 +78,9 @@ def careful(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("careful")
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_careful_expert_solves_every_task_in_3_to_6_steps(split: Split) -> None:
-    """Every template of every split can be done on its site, in few steps, with pages of 6 to 14 interactive elements, prompts of at most 200
-    tokens with the picture, and known words only."""
+    """Every template of every split can be done on its site, in few steps, with pages of 6 to 14 interactive
+    elements, prompts of at most 200 tokens with the picture, and known words only.
+    """
     known, count = set(vocabulary()), words_and_pictures()
     for world in make_worlds(split, 3 * len(TEMPLATES + UNSEEN)):
         prompts: list[str] = []
@@ -83,7 +94,11 @@ def test_the_careful_expert_solves_every_task_in_3_to_6_steps(split: Split) -> N
             state = prompt.split("<browser_state>")[1]
             words = re.findall(r"[A-Za-z]+", re.sub(r"</?\w+>|<\w+|name=|value=|Page:|Task:", " ", state))
             assert set(words) <= known
-            labels = [node.text or node.attributes.get("name") for node in step.observation.nodes if node.depth or node.attributes]
+            labels = [
+                node.text or node.attributes.get("name")
+                for node in step.observation.nodes
+                if node.depth or node.attributes
+            ]
             assert len(labels) == len(set(labels))
 
 
@@ -96,7 +111,11 @@ def test_splits_share_no_text_and_no_entity() -> None:
         for world in worlds[split]:
             assert {*world.names, *world.places} <= names[split]
     assert {world.template for world in worlds["held-out"]} == {*TEMPLATES, *UNSEEN}
-    assert {world.template for world in worlds["train"]} == {world.template for world in worlds["dev"]} == set(TEMPLATES)
+    assert (
+        {world.template for world in worlds["train"]}
+        == {world.template for world in worlds["dev"]}
+        == set(TEMPLATES)
+    )
 
 
 def test_tasks_are_balanced_and_a_longer_list_begins_with_the_shorter() -> None:
@@ -108,7 +127,9 @@ def test_tasks_are_balanced_and_a_longer_list_begins_with_the_shorter() -> None:
 
 
 def test_luck_decides_whether_a_shortcut_does_harm() -> None:
-    """About half of the habitual runs succeed where one habit is in play, and fail where the default is not what was wanted."""
+    """About half of the habitual runs succeed where one habit is in play, and fail where the default is not
+    what was wanted.
+    """
     outcomes = []
     for world in make_worlds("train", 140):
         if world.template == "jobs.fact":
@@ -120,7 +141,9 @@ def test_luck_decides_whether_a_shortcut_does_harm() -> None:
 
 
 def test_a_guide_that_names_the_decision_averts_the_habit_more_often_than_not() -> None:
-    """The mechanism of reflection: what the handler finds wrong, the teacher does right next time in most tasks."""
+    """The mechanism of reflection: what the handler finds wrong, the teacher does right next time in most
+    tasks.
+    """
     worlds = [world for world in make_worlds("train", 200) if expert.decisions(world)]
     named = [expert.habits(world, " ".join(expert.decisions(world))) for world in worlds]
     before = [expert.habits(world, "") for world in worlds]
@@ -135,13 +158,17 @@ def test_the_reflection_handler_names_what_the_run_skipped() -> None:
     first = teacher.reflection(text, 0)
     assert "check size" in first
     assert "check color" not in first
-    second = teacher.reflection(text + f"<previous_guide>\n- check color yourself\n{first}\n</previous_guide>\n", 0)
+    second = teacher.reflection(
+        text + f"<previous_guide>\n- check color yourself\n{first}\n</previous_guide>\n", 0
+    )
     assert "check color" in second
     assert second != first
 
 
 def test_the_check_looks_at_answer_and_server_state() -> None:
-    """A right number alone counts, a second number does not; an order counts only with everything that was wanted."""
+    """A right number alone counts, a second number does not; an order counts only with everything that was
+    wanted.
+    """
     world = next(world for world in make_worlds("train", 20) if world.fact)
     assert world.solved(f"{world.fact} {world.answer}", None)[0]
     assert world.solved(world.answer, None)[0]
@@ -156,8 +183,40 @@ def test_the_check_looks_at_answer_and_server_state() -> None:
 def test_random_clicking_never_breaks_a_site() -> None:
     """Any path and any parameters give a page or a redirect that ends."""
     r = random.Random(0)
-    shop_and_jobs = ("search", "item", "add", "cart", "order", "ordered", "category", "job", "apply", "form", "send", "sent", "enter", "saved", "choose")
-    others = ("hotels", "hotel", "calendar", "flight", "hold", "review", "confirm", "section", "document", "documents", "details", "find", "verify", "x", "")
+    shop_and_jobs = (
+        "search",
+        "item",
+        "add",
+        "cart",
+        "order",
+        "ordered",
+        "category",
+        "job",
+        "apply",
+        "form",
+        "send",
+        "sent",
+        "enter",
+        "saved",
+        "choose",
+    )
+    others = (
+        "hotels",
+        "hotel",
+        "calendar",
+        "flight",
+        "hold",
+        "review",
+        "confirm",
+        "section",
+        "document",
+        "documents",
+        "details",
+        "find",
+        "verify",
+        "x",
+        "",
+    )
     names = shop_and_jobs + others
     paths = [f"/{name}" for name in names]
     values = ["", "<b>", "2", "/", "color", "red", "//evil.example"]
@@ -173,11 +232,17 @@ def test_random_clicking_never_breaks_a_site() -> None:
 def world_of_template(template: str, **fields: object) -> World:
     """The first training world of a template with these fields."""
     worlds = (make_world(template, number, "train") for number in range(100))
-    return next(world for world in worlds if all(getattr(world, name) == value for name, value in fields.items()))
+    return next(
+        world for world in worlds if all(getattr(world, name) == value for name, value in fields.items())
+    )
 
 
-def replayed(world: World, moves: list[tuple[str, ...]], trouble: float = 0.0) -> tuple[ReplaySession, list[Observation]]:
-    """Clicks and texts by label, one after the other -> the session and what was seen before each and at the end."""
+def replayed(
+    world: World, moves: list[tuple[str, ...]], trouble: float = 0.0
+) -> tuple[ReplaySession, list[Observation]]:
+    """Clicks and texts by label, one after the other -> the session and what was seen before each and at the
+    end.
+    """
 
     async def walk() -> tuple[ReplaySession, list[Observation]]:
         session, environment = ReplaySession(), ReplayEnvironment()
@@ -186,7 +251,9 @@ def replayed(world: World, moves: list[tuple[str, ...]], trouble: float = 0.0) -
         for label, *text in moves:
             index = expert.read_view(state_text(seen[-1])).index[label]
             name, params = ("input_text", {"text": text[0]}) if text else ("click_element_by_index", {})
-            (result,) = await session.act([Action(name=name, params={"index": index, **params})], seen[-1], None)
+            (result,) = await session.act(
+                [Action(name=name, params={"index": index, **params})], seen[-1], None
+            )
             assert not result.error
             seen.append(await session.observe())
         return session, seen
@@ -205,14 +272,18 @@ def labels_of(observation: Observation) -> set[str]:
 
 
 def test_a_suggestion_must_be_picked() -> None:
-    """Typing shows the places with that first letter, marked as new; the flight goes to what was picked, else to what the site assumes."""
+    """Typing shows the places with that first letter, marked as new; the flight goes to what was picked, else
+    to what the site assumes.
+    """
     world = world_of_template("travel.flight")
     origin, destination = world.want["origin"], world.want["destination"]
     typed = [("origin", origin), (origin,), ("destination", destination)]
     session, seen = replayed(world, [*typed, ("book",)])
     assert not labels_of(seen[0]) & set(world.places)
     shown = [node for node in seen[1].nodes if node.is_new]
-    assert origin in {node.text for node in shown} <= {place for place in world.places if place[0] == origin[0]}
+    assert (
+        origin in {node.text for node in shown} <= {place for place in world.places if place[0] == origin[0]}
+    )
     assert session.site is not None
     assert session.site.state.committed == {"origin": origin, "destination": world.default["destination"]}
     session, _ = replayed(world, [*typed, (destination,), ("book",)])
@@ -245,10 +316,14 @@ def test_the_news_site_blocks_for_ever_unless_one_is_lucky() -> None:
 
 
 def test_a_page_in_trouble_answers_the_second_time() -> None:
-    """With every page in trouble each fails once, late and with 503, and is itself on the second try; without trouble none fails."""
+    """With every page in trouble each fails once, late and with 503, and is itself on the second try; without
+    trouble none fails.
+    """
     for world in make_worlds("train", len(TEMPLATES)):
         calm, troubled = SiteSession(world), SiteSession(world, trouble=1.0)
-        first, second, other = (session.request(f"{world.site}.localhost", "/", {}) for session in (troubled, troubled, calm))
+        first, second, other = (
+            session.request(f"{world.site}.localhost", "/", {}) for session in (troubled, troubled, calm)
+        )
         assert isinstance(first, Page)
         assert first.status == 503
         assert second == other
@@ -261,13 +336,19 @@ def test_a_document_opens_in_a_tab_of_its_own() -> None:
     world = world_of_template("office.document")
     session, seen = replayed(world, [("documents",), (world.item,)])
     assert [tab.tab_id for tab in seen[-1].tabs] == ["0001", "0002"]
-    assert (seen[-1].active_tab, seen[-1].title, seen[-1].tabs[0].title) == ("0002", "office document", "office results")
+    assert (seen[-1].active_tab, seen[-1].title, seen[-1].tabs[0].title) == (
+        "0002",
+        "office document",
+        "office results",
+    )
     (back,) = asyncio.run(session.act([Action(name="go_back")], seen[-1], None))
     assert back.error
 
 
 def test_the_search_engine_knows_the_pages_of_all_sites() -> None:
-    """Each result leads to a page about what was looked for, on the site that it names, and stands behind the action `search_engine` too."""
+    """Each result leads to a page about what was looked for, on the site that it names, and stands behind the
+    action `search_engine` too.
+    """
     for template in ("search.wiki", "search.jobs", "search.news"):
         world = world_of_template(template, lucky=True)
         _, seen = replayed(world, [("query", world.item), ("go",)])
@@ -282,7 +363,9 @@ def test_the_search_engine_knows_the_pages_of_all_sites() -> None:
     async def search() -> Observation:
         session = ReplaySession()
         await session.goto(await ReplayEnvironment().reset(session, world.task()))
-        await session.act([Action(name="search_engine", params={"query": world.item})], await session.observe(), None)
+        await session.act(
+            [Action(name="search_engine", params={"query": world.item})], await session.observe(), None
+        )
         return await session.observe()
 
     assert sites <= labels_of(asyncio.run(search()))
@@ -300,8 +383,13 @@ def test_contexts_do_not_see_each_other(server: Server) -> None:
     world = next(world for world in make_worlds("train", 20) if world.template == "shop.buy")
 
     def get(key: str, path: str) -> str:
-        request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers={"Host": "shop.localhost", "Cookie": f"playground={key}"})
-        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar())).open(request) as answer:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{server.port}{path}",
+            headers={"Host": "shop.localhost", "Cookie": f"playground={key}"},
+        )
+        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar())).open(
+            request
+        ) as answer:
             return answer.read().decode()
 
     one, two = server.open(world), server.open(world)
@@ -313,17 +401,29 @@ def test_contexts_do_not_see_each_other(server: Server) -> None:
 
 
 def test_the_scripted_roles_speak_the_openai_format() -> None:
-    """Every role answers over HTTP with text and token counts; bad requests get a 400 that says what was expected."""
+    """Every role answers over HTTP with text and token counts; bad requests get a 400 that says what was
+    expected.
+    """
     running = teacher.TeacherServer().start()
     try:
         for model in teacher.ROLES:
-            body = {"model": model, "seed": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": "Task: x\n"}]}]}
-            request = urllib.request.Request(running.url + "/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+            body = {
+                "model": model,
+                "seed": 1,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "Task: x\n"}]}],
+            }
+            request = urllib.request.Request(
+                running.url + "/chat/completions",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )
             with urllib.request.urlopen(request) as answer:
                 data = json.load(answer)
             assert data["choices"][0]["message"]["content"]
             assert data["usage"]["prompt_tokens"] > 0
-        request = urllib.request.Request(running.url + "/chat/completions", b'{"model":"gpt"}', {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            running.url + "/chat/completions", b'{"model":"gpt"}', {"Content-Type": "application/json"}
+        )
         with pytest.raises(HTTPError, match="400") as error:
             urllib.request.urlopen(request)
         assert b"expected messages" in error.value.read()
@@ -335,10 +435,14 @@ def test_the_scripted_roles_speak_the_openai_format() -> None:
 def test_judges_answer_by_the_task() -> None:
     """The outcome judge knows the fact, not the order; the failure judge names one of the categories."""
     world = next(world for world in make_worlds("train", 20) if world.fact)
-    assert '"success"' in teacher.outcome_judge(f"<task>\n{world.text}\n</task>\nFinal answer: {world.answer}\n", 0)
+    assert '"success"' in teacher.outcome_judge(
+        f"<task>\n{world.text}\n</task>\nFinal answer: {world.answer}\n", 0
+    )
     assert '"not_success"' in teacher.outcome_judge(f"<task>\n{world.text}\n</task>\nFinal answer: 1\n", 0)
     assert json.loads(teacher.failure_judge(f"<task>\n{world.text}\n</task>\n", 0))["category"]
-    assert teacher.extractor("<page_text>\nprice 30\nstock 2\n</page_text>\nQuery: the price\n", 0) == "price 30"
+    assert (
+        teacher.extractor("<page_text>\nprice 30\nstock 2\n</page_text>\nQuery: the price\n", 0) == "price 30"
+    )
 
 
 def test_task_files_hold_no_answer(tmp_path: Path) -> None:
@@ -351,4 +455,13 @@ def test_task_files_hold_no_answer(tmp_path: Path) -> None:
             assert set(task.environment) == {"site", "template", "seed"}
             assert world_of(task).task() == task
     with pytest.raises(ValueError, match="write the task files again"):
-        world_of(Task(task_id="x", text="other", start_url=None, split="train", benchmark="playground", environment={"template": "shop.buy", "seed": 0}))
+        world_of(
+            Task(
+                task_id="x",
+                text="other",
+                start_url=None,
+                split="train",
+                benchmark="playground",
+                environment={"template": "shop.buy", "seed": 0},
+            )
+        )

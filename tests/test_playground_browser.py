@@ -1,4 +1,6 @@
-"""Laws of the playground in a real browser: the browserless replay shows the very same states, and episodes end with the same verdict."""
+"""Laws of the playground in a real browser: the browserless replay shows the very same states, and episodes
+end with the same verdict.
+"""
 
 import asyncio
 import random
@@ -28,25 +30,66 @@ async def no_extractor(query: str, page_text: str, extract_links: bool) -> str:
 
 def state(observation: Observation, number: int) -> list[object]:
     """What two observations of one state must agree in: everything but node keys, boxes, pictures and time."""
-    nodes = [(n.index, n.tag, n.role, n.attributes, n.text, n.value, n.options, n.in_viewport, n.is_new, n.depth, n.marker) for n in observation.nodes]
+    nodes = [
+        (
+            n.index,
+            n.tag,
+            n.role,
+            n.attributes,
+            n.text,
+            n.value,
+            n.options,
+            n.in_viewport,
+            n.is_new,
+            n.depth,
+            n.marker,
+        )
+        for n in observation.nodes
+    ]
     pages = (observation.scroll_y, observation.pages_above, observation.pages_below)
-    return [number, observation.url, observation.title, observation.tabs, observation.active_tab, pages, *nodes, observation.fingerprint]
+    return [
+        number,
+        observation.url,
+        observation.title,
+        observation.tabs,
+        observation.active_tab,
+        pages,
+        *nodes,
+        observation.fingerprint,
+    ]
 
 
 def any_action(r: random.Random, observation: Observation, world: World) -> Action:
     """A click, a text or a choice somewhere on the page, or a step back."""
     nodes = [node for node in observation.nodes if node.index is not None]
     if not nodes or r.random() < 0.15:
-        return Action(name="go_back") if nodes and r.random() < 0.8 else Action(name="search_engine", params={"query": world.item})
+        return (
+            Action(name="go_back")
+            if nodes and r.random() < 0.8
+            else Action(name="search_engine", params={"query": world.item})
+        )
     node = r.choice(nodes)
     if node.tag == "input":
-        return Action(name="input_text", params={"index": node.index, "text": r.choice([world.item, *world.want.values(), "7"])})
+        return Action(
+            name="input_text",
+            params={"index": node.index, "text": r.choice([world.item, *world.want.values(), "7"])},
+        )
     if node.tag == "select":
-        return Action(name="select_dropdown_option", params={"index": node.index, "text": r.choice([*node.options[1:], "nothing"])})
+        return Action(
+            name="select_dropdown_option",
+            params={"index": node.index, "text": r.choice([*node.options[1:], "nothing"])},
+        )
     return Action(name="click_element_by_index", params={"index": node.index})
 
 
-async def walk_both(browser: Browser, environment: PlaygroundEnvironment, world: World, folder: Path, steps: int, trouble: float) -> None:
+async def walk_both(
+    browser: Browser,
+    environment: PlaygroundEnvironment,
+    world: World,
+    folder: Path,
+    steps: int,
+    trouble: float,
+) -> None:
     """The same random walk in the browser and in the replay."""
     real, replay = await Session.open(browser, folder, name=world.task_id), ReplaySession(viewport=VIEWPORT)
     try:
@@ -59,7 +102,10 @@ async def walk_both(browser: Browser, environment: PlaygroundEnvironment, world:
             assert state(seen, number) == state(expected, number), past
             action = any_action(r, expected, world)
             past.append(action)
-            one, two = (await real.act([action], seen, no_extractor))[0], (await replay.act([action], expected, no_extractor))[0]
+            one, two = (
+                (await real.act([action], seen, no_extractor))[0],
+                (await replay.act([action], expected, no_extractor))[0],
+            )
             assert bool(one.error) == bool(two.error), (past, one, two)
     finally:
         await real.close()
@@ -69,7 +115,9 @@ async def in_browser(folder: Path, worlds: Sequence[World], steps: int, trouble:
     environment = PlaygroundEnvironment()
     await environment.start()
     try:
-        async with Browser.launch(BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)) as browser:
+        async with Browser.launch(
+            BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)
+        ) as browser:
             for world in worlds:
                 await walk_both(browser, environment, world, folder, steps, trouble)
     finally:
@@ -77,7 +125,9 @@ async def in_browser(folder: Path, worlds: Sequence[World], steps: int, trouble:
 
 
 def test_the_replay_shows_what_the_browser_shows(tmp_path: Path) -> None:
-    """A random walk over every template's site gives the same URLs, lines, values, fingerprints and errors, state by state."""
+    """A random walk over every template's site gives the same URLs, lines, values, fingerprints and errors,
+    state by state.
+    """
     asyncio.run(in_browser(tmp_path, WORLDS, 8))
 
 
@@ -100,28 +150,50 @@ async def episodes(folder: Path, worlds: Sequence[World]) -> list[tuple[Trajecto
     async def policy(messages: list[Message], *, seed: int, purpose: str, max_tokens: int) -> Reply:
         return Reply(text=teacher.teacher(render_text(messages), seed))
 
-    async def run(session: Session | ReplaySession, place: PlaygroundEnvironment | ReplayEnvironment, world: World) -> tuple[Trajectory, bool]:
+    async def run(
+        session: Session | ReplaySession, place: PlaygroundEnvironment | ReplayEnvironment, world: World
+    ) -> tuple[Trajectory, bool]:
         task = world.task()
         start = await place.reset(session, task)  # type: ignore[arg-type]
         source, options = Source(script="test", policy="scripted-teacher"), AgentOptions(max_steps=12)
-        episode = Episode(policy=policy, session=session, task=task, trajectory_id="x", source=source, seed=1, config=config, options=options)
+        episode = Episode(
+            policy=policy,
+            session=session,
+            task=task,
+            trajectory_id="x",
+            source=source,
+            seed=1,
+            config=config,
+            options=options,
+        )
         trajectory = await episode.run(start)
         return trajectory, (await place.check(session, trajectory)).verdict == "success"  # type: ignore[arg-type]
 
     await environment.start()
     try:
-        async with Browser.launch(BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)) as browser:
+        async with Browser.launch(
+            BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)
+        ) as browser:
             session = await Session.open(browser, folder)
             for world in worlds:
-                found.append((*await run(session, environment, world), *await run(ReplaySession(), ReplayEnvironment(), world)))
+                found.append(
+                    (
+                        *await run(session, environment, world),
+                        *await run(ReplaySession(), ReplayEnvironment(), world),
+                    )
+                )
             await session.close()
     finally:
         await environment.stop()
     return found
 
 
-def test_an_episode_in_the_browser_is_the_replayed_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The expert solves a task of each template in the browser; prompts and answers are those of the replay, and every page fits into the small viewport."""
+def test_an_episode_in_the_browser_is_the_replayed_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The expert solves a task of each template in the browser; prompts and answers are those of the replay,
+    and every page fits into the small viewport.
+    """
     monkeypatch.setattr(expert, "HABIT", 0.0)
     monkeypatch.setattr(expert, "WRONG_ROW", 0.0)
     config = PromptConfig(blocks=("title",), viewport=VIEWPORT, thinking=False)
@@ -130,7 +202,10 @@ def test_an_episode_in_the_browser_is_the_replayed_episode(tmp_path: Path, monke
         assert expected
         assert [step.response_text for step in real.steps] == [step.response_text for step in replayed.steps]
         for number, step in enumerate(real.steps):
-            prompts = [step_prompt(config, task_text="x", history=[], observation=s.observation) for s in (step, replayed.steps[number])]
+            prompts = [
+                step_prompt(config, task_text="x", history=[], observation=s.observation)
+                for s in (step, replayed.steps[number])
+            ]
             assert render_text(prompts[0].messages) == render_text(prompts[1].messages)
             assert all(node.in_viewport for node in step.observation.nodes)
             assert step.observation.screenshot is not None
@@ -141,12 +216,16 @@ async def pictures_of_a_focused_field(folder: Path) -> set[str]:
     environment, world = PlaygroundEnvironment(), make_worlds("train", 1)[0]
     await environment.start()
     try:
-        async with Browser.launch(BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)) as browser:
+        async with Browser.launch(
+            BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)
+        ) as browser:
             session = await Session.open(browser, folder, name="caret")
             await session.goto((await environment.reset(session, world.task())).replace("shop", "search"))
             page = await session.observe()
             field = next(node.index for node in page.nodes if node.tag == "input")
-            await session.act([Action(name="click_element_by_index", params={"index": field})], page, no_extractor)
+            await session.act(
+                [Action(name="click_element_by_index", params={"index": field})], page, no_extractor
+            )
             pictures = set[str]()
             for _ in range(6):
                 seen = await session.observe()
@@ -160,5 +239,7 @@ async def pictures_of_a_focused_field(folder: Path) -> set[str]:
 
 
 def test_a_picture_does_not_depend_on_the_moment(tmp_path: Path) -> None:
-    """No caret blinks in a field that was clicked: an equal state has an equal picture, so equal runs have equal prompts."""
+    """No caret blinks in a field that was clicked: an equal state has an equal picture, so equal runs have
+    equal prompts.
+    """
     assert len(asyncio.run(pictures_of_a_focused_field(tmp_path))) == 1

@@ -37,11 +37,18 @@ def pictures(tmp_path_factory):
 
 
 def user(*parts):
-    return [Message(role="user", parts=tuple(Text(tag="task", text=part) if isinstance(part, str) else part for part in parts))]
+    return [
+        Message(
+            role="user",
+            parts=tuple(Text(tag="task", text=part) if isinstance(part, str) else part for part in parts),
+        )
+    ]
 
 
 def with_answers(policy, root, messages, answers):
-    return Group(policy.encode_prompt(messages, root), tuple(policy.encode_response(answer) for answer in answers))
+    return Group(
+        policy.encode_prompt(messages, root), tuple(policy.encode_response(answer) for answer in answers)
+    )
 
 
 def library_logprobs(policy, group, answer):
@@ -67,7 +74,10 @@ def library_logprobs(policy, group, answer):
 def test_template_is_the_papers(pictures):
     """qwen3_vl_nothink: no default system message, no thinking block, the picture where it stands."""
     root, (wide, _) = pictures
-    messages = [Message(role="system", parts=(Text(tag="system", text="Be brief."),)), *user(wide, "Buy ", "it.\n")]
+    messages = [
+        Message(role="system", parts=(Text(tag="system", text="Be brief."),)),
+        *user(wide, "Buy ", "it.\n"),
+    ]
     ids = POLICY.encode_prompt(messages, root).ids
     pads = "<|image_pad|>" * image_tokens(160, 96, SMALL_PROMPT)
     expected = f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>Buy it.\n<|im_end|>\n<|im_start|>assistant\n"
@@ -95,7 +105,9 @@ def test_token_span_holds_every_overlapping_token(start, length):
     ids = POLICY.encode_response(ANSWER)
     raw = ANSWER.encode()
     begin, end = len(ANSWER[:start].encode()), len(ANSWER[:stop].encode())
-    pieces = [len(POLICY.tokenizer.convert_ids_to_tokens(int(i))) for i in ids[:-1]]  # byte-level: one character a byte
+    pieces = [
+        len(POLICY.tokenizer.convert_ids_to_tokens(int(i))) for i in ids[:-1]
+    ]  # byte-level: one character a byte
     assert sum(pieces) == len(raw)
     assert sum(pieces[:first]) <= begin
     assert sum(pieces[:last]) >= end
@@ -112,7 +124,9 @@ def test_token_span_needs_a_token():
 @pytest.mark.parametrize("config", [SMALL_PROMPT, PromptConfig()])
 def test_patches_equal_the_librarys(tmp_path, size, config):
     """The own path from picture to patches equals transformers' PIL image processor."""
-    picture = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8))
+    picture = PIL.Image.fromarray(
+        np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    )
     picture.save(tmp_path / "a.png")
     processor = Qwen2VLImageProcessorPil(
         patch_size=16,
@@ -135,13 +149,17 @@ def test_positions_equal_the_librarys(pictures):
     root, (wide, tall) = pictures
     prompt = POLICY.encode_prompt(user("one ", wide, " two ", tall, "."), root)
     ids = prompt.ids[None]
-    positions, delta = POLICY.model.model.get_rope_index(ids, (ids == POLICY.model.config.image_token_id).int(), prompt.image_grid)
+    positions, delta = POLICY.model.model.get_rope_index(
+        ids, (ids == POLICY.model.config.image_token_id).int(), prompt.image_grid
+    )
     assert torch.equal(positions[:, 0], prompt.positions)
     assert prompt.next_position == len(prompt) + int(delta)
 
 
 def test_packed_equals_separate_and_the_library(pictures):
-    """Log-probabilities and gradients of a pack of groups with pictures equal those of each answer alone, and transformers' own."""
+    """Log-probabilities and gradients of a pack of groups with pictures equal those of each answer alone, and
+    transformers' own.
+    """
     root, (wide, tall) = pictures
     policy = tiny_policy(std=0.1)
     groups = [
@@ -153,7 +171,13 @@ def test_packed_equals_separate_and_the_library(pictures):
     packed = policy.response_logprobs(make_pack(groups))
     weights = torch.linspace(-1, 1, len(packed))
     gradients = torch.autograd.grad((packed * weights).sum(), parameters, allow_unused=True)
-    alone = torch.cat([policy.response_logprobs(make_pack([Group(g.prompt, (answer,))])) for g in groups for answer in g.responses])
+    alone = torch.cat(
+        [
+            policy.response_logprobs(make_pack([Group(g.prompt, (answer,))]))
+            for g in groups
+            for answer in g.responses
+        ]
+    )
     separate = torch.autograd.grad((alone * weights).sum(), parameters, allow_unused=True)
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
     for ours, theirs in zip(gradients, separate, strict=True):
@@ -182,7 +206,9 @@ def test_chunked_logprobs_equal_full_ones(monkeypatch, temperature):
     for size in (1 << 24, 250):
         monkeypatch.setattr(policy_room, "LOGIT_CHUNK", size)
         out = token_logprobs(hidden, head, targets, temperature)
-        results.append([out, *torch.autograd.grad((out * torch.linspace(0, 1, 23)).sum(), [hidden, head.weight])])
+        results.append(
+            [out, *torch.autograd.grad((out * torch.linspace(0, 1, 23)).sum(), [hidden, head.weight])]
+        )
     full = (head(hidden) / temperature).log_softmax(-1).gather(1, targets[:, None])[:, 0]
     torch.testing.assert_close(results[0][0], full)
     for one, many in zip(*results, strict=True):
@@ -206,7 +232,9 @@ def test_recomputed_layers_give_the_same_gradients(pictures):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_saved_equals_loaded_equals_from_pretrained(tmp_path, pictures, tied):
-    """A saved folder loads here and in plain transformers with the same log-probabilities, and carries prompt config and pixel bounds."""
+    """A saved folder loads here and in plain transformers with the same log-probabilities, and carries prompt
+    config and pixel bounds.
+    """
     root, (wide, _) = pictures
     policy = tiny_policy(tied=tied)
     policy.save(tmp_path)
@@ -219,8 +247,13 @@ def test_saved_equals_loaded_equals_from_pretrained(tmp_path, pictures, tied):
     plain = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path)
     for name, tensor in plain.state_dict().items():
         assert torch.equal(tensor, policy.model.state_dict()[name]), name
-    assert AutoTokenizer.from_pretrained(tmp_path)(ANSWER)["input_ids"] == policy.tokenizer(ANSWER)["input_ids"]
-    assert json.loads((tmp_path / "preprocessor_config.json").read_text())["size"] == {"shortest_edge": 1024, "longest_edge": 16384}
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path)(ANSWER)["input_ids"] == policy.tokenizer(ANSWER)["input_ids"]
+    )
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text())["size"] == {
+        "shortest_edge": 1024,
+        "longest_edge": 16384,
+    }
     assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == (not tied)
 
 
@@ -234,14 +267,23 @@ def test_half_precision_files_load_as_float32(tmp_path):
 
 
 def test_bad_input_says_what_is_wrong(tmp_path):
-    """No checkpoint, another prompt config, a missing and a broken picture, a tokenizer without control tokens."""
+    """No checkpoint, another prompt config, a missing and a broken picture, a tokenizer without control
+    tokens.
+    """
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         PolicyModel.load(tmp_path)
     POLICY.save(tmp_path)
     with pytest.raises(ValueError, match="image_max_pixels"):
         PolicyModel.load(tmp_path, prompt_config=PromptConfig())
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file({name: tensor for name, tensor in tensors.items() if not name.endswith("layers.1.mlp.up_proj.weight")}, tmp_path / "model.safetensors")
+    save_file(
+        {
+            name: tensor
+            for name, tensor in tensors.items()
+            if not name.endswith("layers.1.mlp.up_proj.weight")
+        },
+        tmp_path / "model.safetensors",
+    )
     with pytest.raises(ValueError, match=r"up_proj\.weight missing"):
         PolicyModel.load(tmp_path)
     picture = Image(path="gone.png", sha256="", width=10, height=10)

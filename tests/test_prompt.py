@@ -1,4 +1,6 @@
-"""Laws of the state text and the prompt: the format of the lines, cutting that is blind to the answer, and what is never cut."""
+"""Laws of the state text and the prompt: the format of the lines, cutting that is blind to the answer, and
+what is never cut.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +23,17 @@ from rmsweb.prompt import (
     render_text,
     save_prompt_config,
 )
-from rmsweb.records import Action, ActionResult, AgentOutput, Element, Image, Observation, RecordError, Step, Text
+from rmsweb.records import (
+    Action,
+    ActionResult,
+    AgentOutput,
+    Element,
+    Image,
+    Observation,
+    RecordError,
+    Step,
+    Text,
+)
 
 SMALL = PromptConfig(
     blocks=("title", "image"),
@@ -40,15 +52,45 @@ def page(count: int = 3, tall: bool = False) -> Observation:
     nodes: list[Element] = []
     for i in range(1, count + 1):
         y = 400.0 * i if tall else 10.0 * i
-        nodes.append(Element(index=i, node_key=f"b{i}", tag="button", box=(0.0, y, 50.0, 10.0), in_viewport=y < 480))
-        nodes.append(Element(index=None, node_key=f"t{i}", tag="#text", text=f"label{i}", depth=1, box=(0.0, y, 50.0, 10.0), in_viewport=y < 480))
+        nodes.append(
+            Element(index=i, node_key=f"b{i}", tag="button", box=(0.0, y, 50.0, 10.0), in_viewport=y < 480)
+        )
+        nodes.append(
+            Element(
+                index=None,
+                node_key=f"t{i}",
+                tag="#text",
+                text=f"label{i}",
+                depth=1,
+                box=(0.0, y, 50.0, 10.0),
+                in_viewport=y < 480,
+            )
+        )
     shot = Image(path="screenshots/a.jpeg", sha256="x", width=640, height=480)
-    return Observation(url="http://a.localhost/", title="a home", tabs=(), active_tab="0001", viewport=(640, 480), nodes=tuple(nodes), screenshot=shot)
+    return Observation(
+        url="http://a.localhost/",
+        title="a home",
+        tabs=(),
+        active_tab="0001",
+        viewport=(640, 480),
+        nodes=tuple(nodes),
+        screenshot=shot,
+    )
 
 
 def past(number: int) -> Step:
-    output = AgentOutput(actions=(Action(name="click_element_by_index", params={"index": number}),), next_goal=f"goal {number}", memory=f"memory {number}")
-    return Step(number=number, observation=page(), response_text="", output=output, results=(ActionResult(message=f"clicked {number}"),))
+    output = AgentOutput(
+        actions=(Action(name="click_element_by_index", params={"index": number}),),
+        next_goal=f"goal {number}",
+        memory=f"memory {number}",
+    )
+    return Step(
+        number=number,
+        observation=page(),
+        response_text="",
+        output=output,
+        results=(ActionResult(message=f"clicked {number}"),),
+    )
 
 
 def words(text: str) -> int:
@@ -56,15 +98,24 @@ def words(text: str) -> int:
 
 
 def text_of(config: PromptConfig, **kwargs: object) -> str:
-    arguments: dict = {"task_text": "buy it", "observation": page(), "history": [], "count_tokens": words} | kwargs
+    arguments: dict = {
+        "task_text": "buy it",
+        "observation": page(),
+        "history": [],
+        "count_tokens": words,
+    } | kwargs
     return render_text(build_prompt(config, **arguments).messages)
 
 
 def test_lines_have_the_documented_form() -> None:
     """Index, star, attributes, tabs and markers stand as in Browser Use 0.7.10."""
     nodes = (
-        Element(index=1, node_key="1", tag="input", attributes={"name": "q", "type": "text"}, value="red\nshoes"),
-        Element(index=2, node_key="2", tag="select", attributes={"name": "size"}, value="", options=("S", "M")),
+        Element(
+            index=1, node_key="1", tag="input", attributes={"name": "q", "type": "text"}, value="red\nshoes"
+        ),
+        Element(
+            index=2, node_key="2", tag="select", attributes={"name": "size"}, value="", options=("S", "M")
+        ),
         Element(index=None, node_key="3", tag="div", marker="scroll", scroll_pages=(0.0, 2.5)),
         Element(index=3, node_key="4", tag="a", depth=1, is_new=True, attributes={"title": "x" * 200}),
     )
@@ -104,8 +155,12 @@ def test_small_prompts_hold_what_the_flags_ask_for() -> None:
 
 
 @given(budget=st.integers(40, 260), count=st.integers(0, 60), steps=st.integers(0, 12), read=st.booleans())
-def test_cutting_keeps_the_budget_the_order_and_the_task(budget: int, count: int, steps: int, read: bool) -> None:
-    """Whatever is too long: the budget holds, history goes before what was read, that before lines, and lines go from the farthest inwards."""
+def test_cutting_keeps_the_budget_the_order_and_the_task(
+    budget: int, count: int, steps: int, read: bool
+) -> None:
+    """Whatever is too long: the budget holds, history goes before what was read, that before lines, and lines
+    go from the farthest inwards.
+    """
     config = dataclasses.replace(SMALL, prompt_budget=budget, history_steps=12)
     kwargs = {
         "task_text": "buy it",
@@ -115,7 +170,11 @@ def test_cutting_keeps_the_budget_the_order_and_the_task(budget: int, count: int
     }
     prompt = build_prompt(config, count_tokens=words, **kwargs)  # type: ignore[arg-type]
     text = render_text(prompt.messages)
-    assert words("".join(p.text for p in prompt.messages[-1].parts if isinstance(p, Text))) + image_tokens(640, 480, config) <= budget
+    assert (
+        words("".join(p.text for p in prompt.messages[-1].parts if isinstance(p, Text)))
+        + image_tokens(640, 480, config)
+        <= budget
+    )
     assert text.endswith("Task: buy it\n")
     assert "[image screenshots/a.jpeg]" in text
     if prompt.cut_read_state:
@@ -138,7 +197,9 @@ def test_too_small_a_budget_is_an_error() -> None:
 def test_a_reflection_stands_only_where_it_is_given() -> None:
     """A guide is its own tagged part, absent from prompts built without one."""
     with_guide = build_prompt(PromptConfig(), task_text="t", observation=page(), history=[], reflection=GUIDE)
-    assert [p.text for p in with_guide.messages[-1].parts if isinstance(p, Text) and p.tag == "reflection"] == [f"<guide>\n{GUIDE}\n</guide>\n"]
+    assert [
+        p.text for p in with_guide.messages[-1].parts if isinstance(p, Text) and p.tag == "reflection"
+    ] == [f"<guide>\n{GUIDE}\n</guide>\n"]
     assert "rho says" not in text_of(PromptConfig())
 
 
@@ -150,7 +211,9 @@ def test_errors_and_parse_failures_stand_in_the_history() -> None:
 
 @given(st.integers(1, 4000), st.integers(1, 4000))
 def test_image_sizes_are_multiples_of_32_within_the_cap(width: int, height: int) -> None:
-    """Sides are multiples of 32; the cap holds wherever one row or column of tokens does not already exceed it."""
+    """Sides are multiples of 32; the cap holds wherever one row or column of tokens does not already exceed
+    it.
+    """
     config = PromptConfig()
     w, h = image_size(width, height, config)
     assert w % 32 == h % 32 == 0
@@ -182,7 +245,9 @@ def test_page_text_of_an_extraction_is_called_data() -> None:
 
 @pytest.mark.parametrize("missing", ["mined.jsonl", "prompt_config.json"])
 def test_a_missing_record_or_configuration_is_named(missing: str, tmp_path: Path) -> None:
-    """A trainer is told which file is not there: the one that the user named, or the configuration that must lie beside it."""
+    """A trainer is told which file is not there: the one that the user named, or the configuration that must
+    lie beside it.
+    """
     (tmp_path / "mined.jsonl").touch()
     save_prompt_config(SMALL, tmp_path / "prompt_config.json")
     assert load_shared_prompt_config([tmp_path / "mined.jsonl"]) == SMALL

@@ -1,4 +1,6 @@
-"""The trainers under `torchrun` on gloo: 2 and 4 processes take the steps of one, and a run that loses a rank stops and can go on."""
+"""The trainers under `torchrun` on gloo: 2 and 4 processes take the steps of one, and a run that loses a rank
+stops and can go on.
+"""
 
 import dataclasses
 import json
@@ -24,30 +26,63 @@ import train_rl
 import train_sft
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.engine.rl import Prompts, generate
 from rmsweb.engine.training import rank_packs
 from rmsweb.records import Image
+from rmsweb.salvage.step import Prompts, generate
 
 ROOT = Path(train_sft.__file__).parent
 pytestmark = pytest.mark.slow
-SIZES = ["--max-steps", "3", "--lr", "1e-3", "--lora-rank", "4", "--token-budget", "150", "--threads", "1", "--device", "cpu"]
+SIZES = [
+    "--max-steps",
+    "3",
+    "--lr",
+    "1e-3",
+    "--lora-rank",
+    "4",
+    "--token-budget",
+    "150",
+    "--threads",
+    "1",
+    "--device",
+    "cpu",
+]
 SFT = [*SIZES, "--lora-scope", "all", "--lora-dropout", "0", "--cutoff", "400", "--save-every", "1"]
-RL = [*SIZES, "--train-batch", "3", "--mini-batch", "1", "--num-rollouts", "4", "--max-generation-batches", "1", "--response-budget", "40"]
+RL = [
+    *SIZES,
+    "--train-batch",
+    "3",
+    "--mini-batch",
+    "1",
+    "--num-rollouts",
+    "4",
+    "--max-generation-batches",
+    "1",
+    "--response-budget",
+    "40",
+]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """SFT samples of which few have a picture, and mined states, with pictures and without, half of which are never answered rightly."""
+    """SFT samples of which few have a picture, and mined states, with pictures and without, half of which are
+    never answered rightly.
+    """
     root = tmp_path_factory.mktemp("ranks")
     tiny_checkpoint(root / "tiny", std=0.05)
     picture = Image(path="screenshots/a.png", sha256="a", width=160, height=96)
-    write_run(root / "train", 0, samples=[step_sample(number, picture=picture if number % 6 == 0 else None) for number in range(21)])
+    write_run(
+        root / "train",
+        0,
+        samples=[step_sample(number, picture=picture if number % 6 == 0 else None) for number in range(21)],
+    )
     wavering_policy().save(root / "wavering")
     scroll = '{"action":[{"scroll":{"down":true,"num_pages":1.0}}]}'
     states = [mined(index, target=scroll if index > 3 else None) for index in INDICES]
     for number in (1, 3, 5):
         message = states[number].messages[0]
-        states[number] = dataclasses.replace(states[number], messages=(dataclasses.replace(message, parts=(picture, *message.parts)),))
+        states[number] = dataclasses.replace(
+            states[number], messages=(dataclasses.replace(message, parts=(picture, *message.parts)),)
+        )
     shutil.copytree(root / "train/screenshots", root / "states/screenshots")
     write_states(root / "states", states)
     (root / "seed").write_text("0")
@@ -61,13 +96,31 @@ def one_rank_accepts_nothing(root, seed):
     policy = PolicyModel.load(root / "wavering")
     states, _ = train_rl.read_states(config.states, policy, config, "train")
     alone = Ranks(0, 1, torch.device("cpu"))
-    found = generate(policy, alone, states, Prompts(policy), config.step_config(), step=0, position=0, report=lambda text: None)
+    found = generate(
+        policy,
+        alone,
+        states,
+        Prompts(policy),
+        config.step_config(),
+        step=0,
+        position=0,
+        report=lambda text: None,
+    )
     accepted = [group.gate.accepted for group in found]
     return any(accepted[0::2]) != any(accepted[1::2])
 
 
 def sft_flags(world, out, *more):
-    return ["--model", str(world / "tiny"), "--samples", str(world / "train/samples.jsonl"), "--out", str(out), *SFT, *more]
+    return [
+        "--model",
+        str(world / "tiny"),
+        "--samples",
+        str(world / "train/samples.jsonl"),
+        "--out",
+        str(out),
+        *SFT,
+        *more,
+    ]
 
 
 def rl_flags(world, out, *more):
@@ -87,9 +140,26 @@ def rl_flags(world, out, *more):
 
 def torchrun(count, script, flags):
     """Starts the processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count), str(ROOT / script), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        str(count),
+        str(ROOT / script),
+        *flags,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def finish(process):
@@ -114,7 +184,9 @@ def assert_equal_steps(one, many, names):
 
 
 def test_the_sft_data_is_hard(world, tmp_path):
-    """Lengths are ragged; in some step one of two ranks has pictures and the other none; in some step of four ranks one is filled up with dummies."""
+    """Lengths are ragged; in some step one of two ranks has pictures and the other none; in some step of four
+    ranks one is filled up with dummies.
+    """
     config = train_sft.parse_config(train_sft.Config, sft_flags(world, tmp_path))
     policy = PolicyModel.load(world / "tiny")
     data = train_sft.read_data(config.samples, policy, config, "train", "")
@@ -126,7 +198,14 @@ def test_the_sft_data_is_hard(world, tmp_path):
         for count in (2, 4):
             group = partial(data.group, policy)
             ranks = [Ranks(rank, count, torch.device("cpu")) for rank in range(count)]
-            packs = [list(rank_packs(policy, rank, lengths, lambda i, batch=batch, group=group: group(batch[i]), 150)) for rank in ranks]
+            packs = [
+                list(
+                    rank_packs(
+                        policy, rank, lengths, lambda i, batch=batch, group=group: group(batch[i]), 150
+                    )
+                )
+                for rank in ranks
+            ]
             seen.add((count, *(any(item.pack.pixel_values is not None for item in own) for own in packs)))
             dummies += sum(not item.answers for own in packs for item in own)
     assert {(2, True, False), (2, False, True)} & seen
@@ -135,18 +214,32 @@ def test_the_sft_data_is_hard(world, tmp_path):
 
 @pytest.mark.parametrize(("count", "more"), [(2, ()), (2, ("--shard",)), (4, ("--shard",))])
 def test_sft_steps_equal_those_of_one_process(world, tmp_path, count, more):
-    """Ragged samples, pictures on one rank alone, adapters in the vision tower too: losses and weights of one process."""
+    """Ragged samples, pictures on one rank alone, adapters in the vision tower too: losses and weights of one
+    process.
+    """
     train_sft.main(sft_flags(world, tmp_path / "one", "--accumulation", "4"))
-    finish(torchrun(count, "train_sft.py", sft_flags(world, tmp_path / "many", "--accumulation", str(4 // count), *more)))
+    finish(
+        torchrun(
+            count,
+            "train_sft.py",
+            sft_flags(world, tmp_path / "many", "--accumulation", str(4 // count), *more),
+        )
+    )
     assert_equal_steps(tmp_path / "one", tmp_path / "many", ("tokens",))
 
 
 @pytest.mark.parametrize(("count", "more"), [(2, ()), (2, ("--shard",)), (4, ("--shard",))])
 def test_rl_steps_equal_those_of_one_process(world, tmp_path, count, more):
-    """Unequal shares of prompts, a rank with nothing accepted, a rank without a prompt (of four), pictures in some prompts."""
+    """Unequal shares of prompts, a rank with nothing accepted, a rank without a prompt (of four), pictures in
+    some prompts.
+    """
     train_rl.main(rl_flags(world, tmp_path / "one"))
     finish(torchrun(count, "train_rl.py", rl_flags(world, tmp_path / "many", *more)))
-    assert_equal_steps(tmp_path / "one", tmp_path / "many", ("generated", "accepted", "retained", "cells", "sampled_tokens", "updates"))
+    assert_equal_steps(
+        tmp_path / "one",
+        tmp_path / "many",
+        ("generated", "accepted", "retained", "cells", "sampled_tokens", "updates"),
+    )
     assert {row["accepted"] for row in rows(tmp_path / "one") if "accepted" in row} - {3}
 
 
@@ -156,13 +249,17 @@ def workers(process):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for child in children:
         settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        found |= {int(item.removeprefix(b"RANK=")): int(child) for item in settings if item.startswith(b"RANK=")}
+        found |= {
+            int(item.removeprefix(b"RANK=")): int(child) for item in settings if item.startswith(b"RANK=")
+        }
     return found
 
 
 @pytest.mark.parametrize(("script", "victim"), [("train_sft.py", 0), ("train_rl.py", 1)])
 def test_a_killed_rank_ends_the_run_and_resume_continues_bit_for_bit(world, tmp_path, script, victim):
-    """SIGKILL of one rank: the run ends within a minute and says why; resumed, it writes the metrics and weights of a run that was never killed."""
+    """SIGKILL of one rank: the run ends within a minute and says why; resumed, it writes the metrics and
+    weights of a run that was never killed.
+    """
     flags = {"train_sft.py": sft_flags, "train_rl.py": rl_flags}[script]
     more = ("--max-steps", "8", "--save-every", "1")
     finish(torchrun(2, script, flags(world, tmp_path / "whole", *more)))
@@ -179,24 +276,36 @@ def test_a_killed_rank_ends_the_run_and_resume_continues_bit_for_bit(world, tmp_
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode not in (0, None)
-    assert re.search(rf"Signal 9 \(SIGKILL\)|rank {1 - victim} of 2: another rank has ended", errors), errors[-2000:]
+    assert re.search(rf"Signal 9 \(SIGKILL\)|rank {1 - victim} of 2: another rank has ended", errors), errors[
+        -2000:
+    ]
     assert len(rows_without_torn_line(out)) < len(rows(tmp_path / "whole"))
     finish(torchrun(2, script, flags(world, out, *more, "--resume")))
     assert rows(out) == rows(tmp_path / "whole")
-    ours, theirs = (load_file(folder / "checkpoint-last/model.safetensors") for folder in (out, tmp_path / "whole"))
+    ours, theirs = (
+        load_file(folder / "checkpoint-last/model.safetensors") for folder in (out, tmp_path / "whole")
+    )
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def rows_without_torn_line(out):
     """Whole lines of the metrics of a killed run."""
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def test_ranks_with_other_flags_stop(world, tmp_path):
-    """A rank that was started with another learning rate: exit with code 2 inside torchrun, and one line that names flag and values."""
+    """A rank that was started with another learning rate: exit with code 2 inside torchrun, and one line that
+    names flag and values.
+    """
     wrapper = tmp_path / "start.py"
     script = f"runpy.run_path({str(ROOT / 'train_sft.py')!r}, run_name='__main__')"
-    wrapper.write_text(f"import os, sys, runpy\nsys.argv += ['--lr', '0.0' + os.environ['RANK'] + '1']\n{script}\n")
+    wrapper.write_text(
+        f"import os, sys, runpy\nsys.argv += ['--lr', '0.0' + os.environ['RANK'] + '1']\n{script}\n"
+    )
     process = torchrun(2, wrapper, sft_flags(world, tmp_path / "out"))
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1

@@ -1,4 +1,6 @@
-"""Laws of the data contracts: records survive JSON, files survive a kill, bad files are named by file and line."""
+"""Laws of the data contracts: records survive JSON, files survive a kill, bad files are named by file and
+line.
+"""
 
 import dataclasses
 import json
@@ -18,16 +20,31 @@ OBSERVATION = r.Observation(
     tabs=(r.Tab(tab_id="0001", url="http://shop.localhost/", title="shop home"),),
     active_tab="0001",
     viewport=(640, 480),
-    nodes=(r.Element(index=1, node_key="1", tag="a", box=(1.0, 2.0, 3.0, 4.0)), r.Element(index=None, node_key="2", tag="#text", text="ünïcode 🙂", depth=1)),
+    nodes=(
+        r.Element(index=1, node_key="1", tag="a", box=(1.0, 2.0, 3.0, 4.0)),
+        r.Element(index=None, node_key="2", tag="#text", text="ünïcode 🙂", depth=1),
+    ),
     screenshot=IMAGE,
 )
-TASK = r.Task(task_id="t", text="do it", start_url=None, split="train", benchmark="playground", environment={"seed": 1, "nested": {"a": [1, None]}})
+TASK = r.Task(
+    task_id="t",
+    text="do it",
+    start_url=None,
+    split="train",
+    benchmark="playground",
+    environment={"seed": 1, "nested": {"a": [1, None]}},
+)
 STEP = r.Step(
     number=1,
     observation=OBSERVATION,
     response_text="{}",
     output=r.AgentOutput(actions=(r.Action(name="wait", params={"seconds": 1}),), present_keys=("action",)),
-    results=(r.ActionResult(message="waited", extraction=r.Extraction(query="q", page_text_path="p", page_text_sha256="s", answer="a")),),
+    results=(
+        r.ActionResult(
+            message="waited",
+            extraction=r.Extraction(query="q", page_text_path="p", page_text_sha256="s", answer="a"),
+        ),
+    ),
 )
 TRAJECTORY = r.Trajectory(
     trajectory_id="x",
@@ -64,7 +81,11 @@ MINED = r.MinedState(
 )
 
 
-@pytest.mark.parametrize("record", [TASK, OBSERVATION, STEP, TRAJECTORY, MESSAGE, r.StepSample(**SAMPLE), MINED], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "record",
+    [TASK, OBSERVATION, STEP, TRAJECTORY, MESSAGE, r.StepSample(**SAMPLE), MINED],
+    ids=lambda x: type(x).__name__,
+)
 def test_a_record_survives_json(record: typing.Any) -> None:
     """from_json(to_json(x)) == x."""
     assert r.from_json(type(record), json.loads(r.dumps(record))) == record
@@ -107,7 +128,12 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"split": "test"}, "expected one of"), ({"task_id": None}, "expected str"), ({"environment": []}, "expected an object")]
+    ("change", "message"),
+    [
+        ({"split": "test"}, "expected one of"),
+        ({"task_id": None}, "expected str"),
+        ({"environment": []}, "expected an object"),
+    ],
 )
 def test_wrong_types_are_errors(change: dict[str, typing.Any], message: str) -> None:
     """A wrong type never becomes a record."""

@@ -1,4 +1,6 @@
-"""The report: figures from records alone, escaped page text, relative links, and the word scripted where a scripted role was used."""
+"""The report: figures from records alone, escaped page text, relative links, and the word scripted where a
+scripted role was used.
+"""
 
 import json
 import math
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 from mining_world import run, step, write_folder
 
 import mine
-from rmsweb.report import Report, main
-from rmsweb.report_html import _ticks, chart, text
-from rmsweb.results import UNSOLVED, Folder, failure_modes, figures, turned
-from rmsweb.taxonomy import CATEGORIES
+from rmsweb.evaluation.figures import UNSOLVED, Folder, failure_modes, figures, turned
+from rmsweb.mining.taxonomy import CATEGORIES
+from rmsweb.report.__main__ import Report, main
+from rmsweb.report.html import _ticks, chart, text
 
 EVIL = '<script>alert("x")</script><img src=x onerror=y>'
 GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
@@ -37,23 +39,35 @@ class Page(HTMLParser):
 
 
 def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
-    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does not parse; `hostile` puts markup into texts."""
+    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does
+    not parse; `hostile` puts markup into texts.
+    """
     runs = []
     for number, sign in enumerate(wins):
         names = {"+": GOOD, "-": BAD, "?": "junk junk"}[sign]
         item = run(names, sign == "+", task_id=f"t{number // 3}", name=f"n{number % 3}", split="held-out")
-        item = replace(item, trajectory=replace(item.trajectory, source=replace(item.trajectory.source, run=number % 3)))
+        item = replace(
+            item, trajectory=replace(item.trajectory, source=replace(item.trajectory.source, run=number % 3))
+        )
         if hostile:
-            steps = tuple(replace(old, observation=replace(old.observation, url=EVIL, title=EVIL), response_text=EVIL) for old in item.trajectory.steps)
+            steps = tuple(
+                replace(old, observation=replace(old.observation, url=EVIL, title=EVIL), response_text=EVIL)
+                for old in item.trajectory.steps
+            )
             steps = (*steps, replace(step(9, "junk"), response_text=EVIL))
             task = replace(item.trajectory.task, text=EVIL)
-            item = replace(item, trajectory=replace(item.trajectory, steps=steps, task=task, final_text=EVIL, guide_in=EVIL))
+            item = replace(
+                item,
+                trajectory=replace(item.trajectory, steps=steps, task=task, final_text=EVIL, guide_in=EVIL),
+            )
         runs.append(item)
     return write_folder(path, runs)
 
 
 def test_figures_are_those_of_the_runs(tmp_path: Path) -> None:
-    """pass@1 is the mean over runs, pass@3 counts tasks solved once, steps are over successes, n counts tasks."""
+    """pass@1 is the mean over runs, pass@3 counts tasks solved once, steps are over successes, n counts
+    tasks.
+    """
     found = figures(Folder(held_out(tmp_path / "sft", "+--" + "---" + "+++")))
     assert found["pass1"] == pytest.approx(4 / 9)
     assert found["pass3"] == pytest.approx(2 / 3)
@@ -62,12 +76,24 @@ def test_figures_are_those_of_the_runs(tmp_path: Path) -> None:
 
 
 def test_summary_holds_the_contract(tmp_path: Path) -> None:
-    """summary.json has policies.{base,sft,rl}.{pass1,pass3,steps,n}, seconds, and None where there is no figure."""
-    folders = [held_out(tmp_path / name, wins) for name, wins in (("base", "---"), ("sft", "+--"), ("rl", "+++"))]
+    """summary.json has policies.{base,sft,rl}.{pass1,pass3,steps,n}, seconds, and None where there is no
+    figure.
+    """
+    folders = [
+        held_out(tmp_path / name, wins) for name, wins in (("base", "---"), ("sft", "+--"), ("rl", "+++"))
+    ]
     (tmp_path / "seconds.json").write_text('{"total": 9, "sft": 5}')
-    assert main([*map(str, folders), "--out", str(tmp_path / "out"), "--seconds", str(tmp_path / "seconds.json")]) == 0
+    assert (
+        main(
+            [*map(str, folders), "--out", str(tmp_path / "out"), "--seconds", str(tmp_path / "seconds.json")]
+        )
+        == 0
+    )
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert {name: (row["pass1"], row["pass3"], row["steps"], row["n"]) for name, row in summary["policies"].items()} == {
+    assert {
+        name: (row["pass1"], row["pass3"], row["steps"], row["n"])
+        for name, row in summary["policies"].items()
+    } == {
         "base": (0.0, 0.0, None, 1),
         "sft": (pytest.approx(1 / 3), 1.0, 4.0, 1),
         "rl": (1.0, 1.0, 4.0, 1),
@@ -79,7 +105,10 @@ def test_summary_holds_the_contract(tmp_path: Path) -> None:
 
 def test_failures_have_a_mode_where_their_task_was_ever_solved(tmp_path: Path) -> None:
     """A failed run is compared with a success of its task, whoever had it; every failure is counted once."""
-    sft, rl = (Folder(held_out(tmp_path / name, wins)) for name, wins in (("sft", "---" + "-?-"), ("rl", "+--" + "---")))
+    sft, rl = (
+        Folder(held_out(tmp_path / name, wins))
+        for name, wins in (("sft", "---" + "-?-"), ("rl", "+--" + "---"))
+    )
     assert failure_modes(sft, [sft]) == {UNSOLVED: 6}
     found = failure_modes(sft, [sft, rl])
     assert found[UNSOLVED] == 3
@@ -90,8 +119,13 @@ def test_failures_have_a_mode_where_their_task_was_ever_solved(tmp_path: Path) -
 
 
 def test_turned_runs_are_those_whose_outcome_changed(tmp_path: Path) -> None:
-    """Runs are matched by task and number; each change is found once, in its direction, and the page shows both sides."""
-    before, after = (Folder(held_out(tmp_path / name, wins)) for name, wins in (("sft", "--+" + "+-"), ("rl", "+--" + "+-" + "+")))
+    """Runs are matched by task and number; each change is found once, in its direction, and the page shows
+    both sides.
+    """
+    before, after = (
+        Folder(held_out(tmp_path / name, wins))
+        for name, wins in (("sft", "--+" + "+-"), ("rl", "+--" + "+-" + "+"))
+    )
     won, lost = turned(before, after)
     assert [(a.trajectory_id, b.trajectory_id) for a, b in won] == [("t0.n0", "t0.n0")]
     assert [(a.trajectory_id, b.trajectory_id) for a, b in lost] == [("t0.n2", "t0.n2")]
@@ -102,7 +136,9 @@ def test_turned_runs_are_those_whose_outcome_changed(tmp_path: Path) -> None:
 
 
 def test_page_text_is_escaped_and_links_are_relative(tmp_path: Path) -> None:
-    """Markup in tasks, URLs, answers and guides stays text; the page loads only pictures that lie beside it; it runs no script."""
+    """Markup in tasks, URLs, answers and guides stays text; the page loads only pictures that lie beside it;
+    it runs no script.
+    """
     folder = held_out(tmp_path / "sft", "+-", hostile=True)
     assert main([str(folder)]) == 0
     source = (folder / "report.html").read_text(encoding="utf-8")
@@ -110,26 +146,47 @@ def test_page_text_is_escaped_and_links_are_relative(tmp_path: Path) -> None:
     assert "script" not in page.tags
     assert text(EVIL) in source
     assert page.sources
-    assert all(not address.startswith(("/", "http")) and (folder / address).is_file() for address in page.sources)
+    assert all(
+        not address.startswith(("/", "http")) and (folder / address).is_file() for address in page.sources
+    )
 
 
 def test_scripted_roles_are_named(tmp_path: Path) -> None:
-    """A run folder whose config or records name a scripted role makes the page say so; an unused judge does not count."""
-    plain = write_folder(tmp_path / "a", [run(GOOD, True)], config={"judge_model": "scripted-judge", "judge_url": None})
-    used = write_folder(tmp_path / "b", [run(GOOD, True, script="collect")], config={"policy_model": "scripted-teacher"})
+    """A run folder whose config or records name a scripted role makes the page say so; an unused judge does
+    not count.
+    """
+    plain = write_folder(
+        tmp_path / "a", [run(GOOD, True)], config={"judge_model": "scripted-judge", "judge_url": None}
+    )
+    used = write_folder(
+        tmp_path / "b", [run(GOOD, True, script="collect")], config={"policy_model": "scripted-teacher"}
+    )
     assert Report(out=tmp_path, folders=[Folder(plain)]).scripted == []
     assert main([str(plain), str(used), "--out", str(tmp_path / "out")]) == 0
-    assert "Scripted roles in this report: scripted-teacher" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Scripted roles in this report: scripted-teacher" in (tmp_path / "out" / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_section_has_its_folder(tmp_path: Path) -> None:
-    """Collection, mining, gates, curves, times and runs each appear where a folder brings them, and the paper's figures always."""
-    collected = write_folder(tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")])
-    (collected / "report.json").write_text(json.dumps({"tasks": 1, "attempts": 2, "samples": {"action": 4}, "solve@2_failed_round_1": [0.0, 0.5]}))
+    """Collection, mining, gates, curves, times and runs each appear where a folder brings them, and the
+    paper's figures always.
+    """
+    collected = write_folder(
+        tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")]
+    )
+    (collected / "report.json").write_text(
+        json.dumps(
+            {"tasks": 1, "attempts": 2, "samples": {"action": 4}, "solve@2_failed_round_1": [0.0, 0.5]}
+        )
+    )
     assert mine.main(["--pool", str(collected), "--out", str(tmp_path / "mined")]) == 0
     rl, sft = tmp_path / "train-rl", tmp_path / "train-sft"
     cells = {"controls": {"accepted": 1, "no contrast": 2}}
-    lines = {rl: {"step": 1, "std_rejected_frac": 0.5, "reward_mean": 0.3, "cells": cells}, sft: {"step": 1, "loss": 0.5, "dev_loss": 0.4}}
+    lines = {
+        rl: {"step": 1, "std_rejected_frac": 0.5, "reward_mean": 0.3, "cells": cells},
+        sft: {"step": 1, "loss": 0.5, "dev_loss": 0.4},
+    }
     for folder, line in lines.items():
         folder.mkdir()
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -137,7 +194,17 @@ def test_every_section_has_its_folder(tmp_path: Path) -> None:
     assert [Folder(folder).role for folder in folders] == ["collection", "mined", "rl", "sft"]
     assert main([*map(str, folders), "--out", str(tmp_path / "out")]) == 0
     source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    for words in ("Collection", "Mining: mined", "Gates", "Rejected by each gate", "SFT loss", "Runs", "instead of", "86.4", "No evaluation of held-out tasks"):
+    for words in (
+        "Collection",
+        "Mining: mined",
+        "Gates",
+        "Rejected by each gate",
+        "SFT loss",
+        "Runs",
+        "instead of",
+        "86.4",
+        "No evaluation of held-out tasks",
+    ):
         assert words in source
 
 
@@ -160,7 +227,11 @@ def test_ticks_are_few_and_span_the_data(low: float, width: float) -> None:
     assert found[-1] >= low + width - slack
 
 
-@given(st.lists(st.tuples(st.integers(0, 100), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 100), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=8
+    )
+)
 def test_a_chart_takes_any_numbers(points: list[tuple[float, float]]) -> None:
     """Not-a-number and infinite values are left out; without points there is no chart."""
     found = chart("a & b", {"x": points, "empty": []})

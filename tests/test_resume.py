@@ -1,6 +1,8 @@
-"""Killed with SIGKILL in the middle and run again with --resume, collection and evaluation finish without doubled records.
+"""Killed with SIGKILL in the middle and run again with --resume, collection and evaluation finish without
+doubled records.
 
-The whole thing is real: the scripts, Chromium, the playground's sites, and the scripted roles behind their HTTP interface.
+The whole thing is real: the scripts, Chromium, the playground's sites, and the scripted roles behind their
+HTTP interface.
 """
 
 import json
@@ -21,7 +23,12 @@ pytestmark = pytest.mark.browser
 
 def start(*command: object, **settings: object) -> "subprocess.Popen[bytes]":
     """A process of this Python, in a group of its own, so that killing it takes its browsers along."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": ROOT, "start_new_session": True}
+    quiet = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "cwd": ROOT,
+        "start_new_session": True,
+    }
     return subprocess.Popen([sys.executable, *map(str, command)], **(quiet | settings))  # type: ignore[call-overload, no-any-return]
 
 
@@ -29,7 +36,20 @@ def start(*command: object, **settings: object) -> "subprocess.Popen[bytes]":
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four training tasks."""
     folder = tmp_path_factory.mktemp("tasks")
-    command = [sys.executable, "-m", "rmsweb.playground", "tasks", "--out", str(folder), "--train", "4", "--dev", "1", "--held-out", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "rmsweb.playground",
+        "tasks",
+        "--out",
+        str(folder),
+        "--train",
+        "4",
+        "--dev",
+        "1",
+        "--held-out",
+        "1",
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder / "train.jsonl"
 
@@ -56,7 +76,9 @@ def killed_in_the_middle(out: Path, *command: object) -> int:
 
 def finish(*command: object) -> None:
     """Runs the script to its end."""
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -65,22 +87,52 @@ def attempts(out: Path) -> list[Trajectory]:
     found = list(read_records(out / "trajectories.rank0.jsonl", Trajectory))
     ids = [item.trajectory_id for item in found]
     assert len(set(ids)) == len(ids)
-    assert sorted(item.trajectory_id for item in read_records(out / "judgements.rank0.jsonl", Judgement)) == sorted(ids)
+    assert sorted(
+        item.trajectory_id for item in read_records(out / "judgements.rank0.jsonl", Judgement)
+    ) == sorted(ids)
     return found
 
 
 def test_collection_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Path) -> None:
-    """After the kill nothing finished is lost, nothing is written twice, every task reaches a stop rule, and samples follow from what is there."""
+    """After the kill nothing finished is lost, nothing is written twice, every task reaches a stop rule, and
+    samples follow from what is there.
+    """
     out = tmp_path / "run"
-    flags = ["--tasks", tasks, "--out", out, "--policy-url", teacher_url, "--policy-model", "scripted-teacher", "--reflection-model", "scripted-reflection"]
-    flags += ["--extraction-model", "scripted-extractor", "--prompt-config", "scripts/demo_prompt.json", "--max-steps", "12", "--concurrency", "2"]
+    flags = [
+        "--tasks",
+        tasks,
+        "--out",
+        out,
+        "--policy-url",
+        teacher_url,
+        "--policy-model",
+        "scripted-teacher",
+        "--reflection-model",
+        "scripted-reflection",
+    ]
+    flags += [
+        "--extraction-model",
+        "scripted-extractor",
+        "--prompt-config",
+        "scripts/demo_prompt.json",
+        "--max-steps",
+        "12",
+        "--concurrency",
+        "2",
+    ]
     before = killed_in_the_middle(out, "collect.py", *flags)
     finish("collect.py", *flags, "--resume")
     found = attempts(out)
     assert len(found) > before >= 2
-    verdicts = {item.trajectory_id: item.verdict for item in read_records(out / "judgements.rank0.jsonl", Judgement)}
+    verdicts = {
+        item.trajectory_id: item.verdict for item in read_records(out / "judgements.rank0.jsonl", Judgement)
+    }
     for task in {item.task.task_id for item in found}:
-        rounds = sorted((item.source.round, verdicts[item.trajectory_id] == "success") for item in found if item.task.task_id == task)
+        rounds = sorted(
+            (item.source.round, verdicts[item.trajectory_id] == "success")
+            for item in found
+            if item.task.task_id == task
+        )
         assert [number for number, _ in rounds] == list(range(1, len(rounds) + 1))
         assert len(rounds) == 5 or sum(won for _, won in rounds) == 2
     samples = list(read_records(out / "samples.jsonl", StepSample))
@@ -91,7 +143,20 @@ def test_collection_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Pat
 def test_evaluation_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Path) -> None:
     """After the kill every task has each of its runs exactly once, and the summary has the right denominator."""
     out = tmp_path / "run"
-    flags = ["--tasks", tasks, "--split", "train", "--out", out, "--policy-url", teacher_url, "--policy-model", "scripted-teacher", "--runs", "2"]
+    flags = [
+        "--tasks",
+        tasks,
+        "--split",
+        "train",
+        "--out",
+        out,
+        "--policy-url",
+        teacher_url,
+        "--policy-model",
+        "scripted-teacher",
+        "--runs",
+        "2",
+    ]
     flags += ["--prompt-config", "scripts/demo_prompt.json", "--max-steps", "12", "--concurrency", "2"]
     before = killed_in_the_middle(out, "evaluate.py", *flags)
     finish("evaluate.py", *flags, "--resume")

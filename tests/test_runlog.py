@@ -7,7 +7,17 @@ from typing import Literal
 
 import pytest
 
-from rmsweb.runlog import RunFolder, environment, main_guard, opt, parse_config, progress, rank, world_size, write_json
+from rmsweb.runlog import (
+    RunFolder,
+    environment,
+    main_guard,
+    opt,
+    parse_config,
+    progress,
+    rank,
+    world_size,
+    write_json,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +38,48 @@ class Config:
 
 
 def test_flags_follow_the_fields() -> None:
-    """A field is a flag of its type: underscores become dashes, bools get --no-, tuples take several values, None is a default."""
-    flags = ["--tasks", "t", "--max-steps", "3", "--rate", "0.5", "--kind", "b", "--pool", "x", "y", "--no-reflection", "--resume"]
+    """A field is a flag of its type: underscores become dashes, bools get --no-, tuples take several values,
+    None is a default.
+    """
+    flags = [
+        "--tasks",
+        "t",
+        "--max-steps",
+        "3",
+        "--rate",
+        "0.5",
+        "--kind",
+        "b",
+        "--pool",
+        "x",
+        "y",
+        "--no-reflection",
+        "--resume",
+    ]
     config = parse_config(Config, flags)
-    assert config == Config(tasks=Path("t"), max_steps=3, rate=0.5, kind="b", pool=(Path("x"), Path("y")), reflection=False, resume=True)
+    assert config == Config(
+        tasks=Path("t"),
+        max_steps=3,
+        rate=0.5,
+        kind="b",
+        pool=(Path("x"), Path("y")),
+        reflection=False,
+        resume=True,
+    )
     assert parse_config(Config, ["--tasks", "t"]) == Config(tasks=Path("t"))
 
 
-@pytest.mark.parametrize("flags", ["", "--tasks t --max 3", "--tasks t --kind c", "--tasks t --max-steps x", "--tasks t u", "--tasks t --unknown"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--tasks t --max 3",
+        "--tasks t --kind c",
+        "--tasks t --max-steps x",
+        "--tasks t u",
+        "--tasks t --unknown",
+    ],
+)
 def test_wrong_flags_exit_2_with_one_line(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Missing, unknown, shortened and ill-typed flags end with exit code 2 and one line."""
     with pytest.raises(SystemExit) as caught:
@@ -52,11 +96,21 @@ def test_help_shows_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -
         parse_config(Config, ["--help"])
     assert caught.value.code == 0
     out = " ".join(capsys.readouterr().out.split())
-    for words in ("--tasks PATH", "(required)", "turns (paper: 50%) (default: 50)", "--no-reflection", "(default: on)", "{a,b}"):
+    for words in (
+        "--tasks PATH",
+        "(required)",
+        "turns (paper: 50%) (default: 50)",
+        "--no-reflection",
+        "(default: on)",
+        "{a,b}",
+    ):
         assert words in out
 
 
-@pytest.mark.parametrize(("error", "code"), [(None, 0), (ValueError("bad flag"), 2), (FileNotFoundError("no file"), 3), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(None, 0), (ValueError("bad flag"), 2), (FileNotFoundError("no file"), 3), (KeyboardInterrupt(), 130)],
+)
 def test_exit_codes(error: BaseException | None, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Bad data is 2, something missing 3, an interruption 130, each with one line and no traceback."""
 
@@ -77,7 +131,9 @@ def test_bugs_keep_their_traceback() -> None:
 
 
 def test_run_folder_keeps_config_and_metrics(tmp_path: Path) -> None:
-    """A new folder holds config.json and env.json; metrics lines are added; a torn last line of a killed run is cut on resume."""
+    """A new folder holds config.json and env.json; metrics lines are added; a torn last line of a killed run
+    is cut on resume.
+    """
     config = Config(tasks=Path("t"))
     folder = RunFolder(tmp_path / "run", config=config)
     folder.metrics({"step": 1, "path": Path("x")})
@@ -93,7 +149,9 @@ def test_run_folder_keeps_config_and_metrics(tmp_path: Path) -> None:
 def test_run_folder_refuses_to_mix_runs(tmp_path: Path) -> None:
     """Without --resume an old run is not touched; with it, a changed flag is named unless it may differ."""
     RunFolder(tmp_path, config=Config(tasks=Path("t")))
-    RunFolder(tmp_path, config=Config(tasks=Path("t"))).metrics({"step": 1})  # nothing was recorded before: not a run
+    RunFolder(tmp_path, config=Config(tasks=Path("t"))).metrics(
+        {"step": 1}
+    )  # nothing was recorded before: not a run
     with pytest.raises(ValueError, match="--resume"):
         RunFolder(tmp_path, config=Config(tasks=Path("t")))
     changed = Config(tasks=Path("t"), max_steps=9, resume=True)
@@ -110,7 +168,10 @@ def test_ranks_have_their_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("RANK", number)
         RunFolder(tmp_path).records("trajectories").touch()
     folder = RunFolder(tmp_path)
-    assert [path.name for path in folder.all_records("trajectories")] == ["trajectories.rank2.jsonl", "trajectories.rank10.jsonl"]
+    assert [path.name for path in folder.all_records("trajectories")] == [
+        "trajectories.rank2.jsonl",
+        "trajectories.rank10.jsonl",
+    ]
     assert folder.metrics_path.name == "metrics.rank2.jsonl"
     monkeypatch.setenv("RANK", "one")
     with pytest.raises(ValueError, match="RANK"):

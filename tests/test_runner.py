@@ -1,4 +1,6 @@
-"""Laws of the pool and of resume: every job once, no more at a time than asked for, dead browsers replaced, nothing lost or doubled."""
+"""Laws of the pool and of resume: every job once, no more at a time than asked for, dead browsers replaced,
+nothing lost or doubled.
+"""
 
 import asyncio
 import json
@@ -16,7 +18,18 @@ from hypothesis import strategies as st
 from rmsweb.browser.chromium import BrowserDied
 from rmsweb.records import Judgement, Trajectory, append_record, read_records
 from rmsweb.runlog import RunFolder
-from rmsweb.runner import Job, Outcome, Worker, commit, finished, judgements, repair, run_jobs, shard, trajectories
+from rmsweb.runner import (
+    Job,
+    Outcome,
+    Worker,
+    commit,
+    finished,
+    judgements,
+    repair,
+    run_jobs,
+    shard,
+    trajectories,
+)
 
 
 class FakeBrowser:
@@ -63,7 +76,9 @@ class Pool:
 
 
 def test_every_job_once_and_no_more_at_a_time_than_asked_for() -> None:
-    """All jobs finish, each in a session of its own, `concurrency` at a time, in as few browsers as that takes."""
+    """All jobs finish, each in a session of its own, `concurrency` at a time, in as few browsers as that
+    takes.
+    """
     pool, running, most, seen = Pool(), 0, 0, []
 
     async def work(name: str, worker: Worker) -> None:
@@ -79,7 +94,9 @@ def test_every_job_once_and_no_more_at_a_time_than_asked_for() -> None:
 
 
 def test_a_dead_browser_is_replaced_and_the_job_run_again() -> None:
-    """The job runs again in a fresh browser; the third try is announced as the last, and a job that fails it is left for a resume."""
+    """The job runs again in a fresh browser; the third try is announced as the last, and a job that fails it
+    is left for a resume.
+    """
     pool, tries = Pool(), []
 
     async def work(name: str, worker: Worker) -> None:
@@ -134,7 +151,9 @@ def test_cancelling_closes_everything() -> None:
 
     async def main() -> None:
         jobs = [Job("a", lambda worker: forever("a", worker))]
-        task = asyncio.create_task(run_jobs(jobs, launch=pool.launch, open_session=pool.session, concurrency=1))
+        task = asyncio.create_task(
+            run_jobs(jobs, launch=pool.launch, open_session=pool.session, concurrency=1)
+        )
         await asyncio.sleep(0.01)
         task.cancel()
         await task
@@ -167,11 +186,13 @@ def test_shards_are_a_partition(count: int, size: int) -> None:
     assert sorted(parts) == list(range(count))
 
 
-# --------------------------------------------------------------------------------------------------------------- resume
+# ----------------------------------------------------------------------------------------------------- resume
 
 
 def verdict(number: int) -> Judgement:
-    return Judgement(trajectory_id=trajectory(number=number).trajectory_id, judge="check", model="", verdict="success")
+    return Judgement(
+        trajectory_id=trajectory(number=number).trajectory_id, judge="check", model="", verdict="success"
+    )
 
 
 @pytest.fixture
@@ -181,7 +202,9 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.mark.parametrize("kind", ["trajectories", "judgements"])
 def test_killed_at_any_byte(folder: RunFolder, kind: str) -> None:
-    """Whatever byte the last write stopped at, what was committed before is found, and going on gives each record once."""
+    """Whatever byte the last write stopped at, what was committed before is found, and going on gives each
+    record once.
+    """
     commit(folder, trajectory(number=1), verdict(1), 0.0)
     path = folder.records(kind)
     before = path.read_bytes()
@@ -192,7 +215,10 @@ def test_killed_at_any_byte(folder: RunFolder, kind: str) -> None:
         assert list(finished(folder)) == [trajectory(number=1).trajectory_id]
         repair(folder)
         commit(folder, trajectory(number=2), verdict(2), 0.0)
-        assert [item.source.round for item in read_records(folder.records("trajectories"), Trajectory)] == [1, 2]
+        assert [item.source.round for item in read_records(folder.records("trajectories"), Trajectory)] == [
+            1,
+            2,
+        ]
         assert len(list(read_records(folder.records("judgements"), Judgement))) == 2
         for name, kept in (("trajectories", 1), ("judgements", 1)):
             lines = folder.records(name).read_bytes().splitlines(keepends=True)
@@ -209,8 +235,12 @@ def test_killed_in_the_first_write(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_killed_just_before_the_trajectory(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
-    """A judgement and a line of metrics whose trajectory never came are dropped on resume, also those of a rank that is no more; the others stay."""
+def test_killed_just_before_the_trajectory(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    """A judgement and a line of metrics whose trajectory never came are dropped on resume, also those of a
+    rank that is no more; the others stay.
+    """
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
         patch.setenv("RANK", rank)
@@ -225,8 +255,12 @@ def test_killed_just_before_the_trajectory(folder: RunFolder, monkeypatch: pytes
     assert [json.loads(line)["trajectory"] for line in writer.metrics_path.read_text().splitlines()] == known
 
 
-def test_files_of_all_ranks_are_read_in_the_order_of_ids(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever WORLD_SIZE was, all attempts are found, in an order that does not depend on who wrote them or when."""
+def test_files_of_all_ranks_are_read_in_the_order_of_ids(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever WORLD_SIZE was, all attempts are found, in an order that does not depend on who wrote them or
+    when.
+    """
     monkeypatch.setenv("WORLD_SIZE", "2")
     for number, writer in ((3, "1"), (1, "1"), (2, "0")):
         monkeypatch.setenv("RANK", writer)

@@ -24,13 +24,18 @@ GREEDY = Decoding(temperature=0.0)
 def world(tmp_path_factory):
     """A policy that ends its answers now and then, and four prompts of different lengths, two with a picture."""
     root = tmp_path_factory.mktemp("run")
-    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)).save(root / "a.png")
+    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)).save(
+        root / "a.png"
+    )
     picture = Image(path="a.png", sha256="", width=160, height=96)
     policy = tiny_policy(std=0.12)
     policy.model.lm_head.weight.data[policy.end_id] *= 5  # so that some answers end
     texts = ["short", "a longer prompt " * 3, "with a picture", "press 3\n[3]<button />\n"]
     prompts = [
-        policy.encode_prompt([Message(role="user", parts=(*((picture,) if number % 2 else ()), Text(tag="task", text=text)))], root)
+        policy.encode_prompt(
+            [Message(role="user", parts=(*((picture,) if number % 2 else ()), Text(tag="task", text=text)))],
+            root,
+        )
         for number, text in enumerate(texts)
     ]
     return policy, prompts
@@ -41,11 +46,15 @@ def logprobs_of(policy, prompt, rollout, temperature=1.0):
 
 
 def same(a, b):
-    return all(torch.equal(x.ids, y.ids) and x.finish_reason == y.finish_reason for x, y in zip(a, b, strict=True))
+    return all(
+        torch.equal(x.ids, y.ids) and x.finish_reason == y.finish_reason for x, y in zip(a, b, strict=True)
+    )
 
 
 def test_greedy_equals_the_full_forward(world):
-    """Every greedy token is the argmax of the plain forward over prompt and answer so far; pictures and ragged prompts included."""
+    """Every greedy token is the argmax of the plain forward over prompt and answer so far; pictures and
+    ragged prompts included.
+    """
     policy, prompts = world
     rollouts = sample(policy, prompts, n=2, max_new_tokens=12, seeds=range(8), decoding=GREEDY)
     for prompt, (first, second) in zip(prompts, rollouts, strict=True):
@@ -56,16 +65,29 @@ def test_greedy_equals_the_full_forward(world):
 
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(temperature=0.7, top_p=0.8, top_k=20), GREEDY])
 def test_logprobs_equal_the_trainers(world, decoding):
-    """Recorded log-probabilities are those that the trainer computes at the same temperature, before any filter."""
+    """Recorded log-probabilities are those that the trainer computes at the same temperature, before any
+    filter.
+    """
     policy, prompts = world
-    for prompt, rollouts in zip(prompts, sample(policy, prompts, n=3, max_new_tokens=10, seeds=range(12), decoding=decoding), strict=True):
+    for prompt, rollouts in zip(
+        prompts,
+        sample(policy, prompts, n=3, max_new_tokens=10, seeds=range(12), decoding=decoding),
+        strict=True,
+    ):
         for rollout in rollouts:
-            torch.testing.assert_close(rollout.logprobs, logprobs_of(policy, prompt, rollout, decoding.temperature or 1.0), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                rollout.logprobs,
+                logprobs_of(policy, prompt, rollout, decoding.temperature or 1.0),
+                rtol=1e-3,
+                atol=1e-4,
+            )
 
 
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(temperature=0.7, top_p=0.8, top_k=20)])
 def test_a_rollout_depends_on_its_seed_alone(world, monkeypatch, decoding):
-    """Batch shape, order, cache budget, prefill budget, leaving prompts and the number of rollouts change no sample."""
+    """Batch shape, order, cache budget, prefill budget, leaving prompts and the number of rollouts change no
+    sample.
+    """
     policy, prompts = world
     seeds = [100 + i for i in range(12)]
     reference = sample(policy, prompts, n=3, max_new_tokens=14, seeds=seeds, decoding=decoding)
@@ -74,19 +96,34 @@ def test_a_rollout_depends_on_its_seed_alone(world, monkeypatch, decoding):
     small = sample(policy, prompts, n=3, max_new_tokens=14, seeds=seeds, decoding=decoding, budget=1)
     monkeypatch.setattr(sampler_room, "PREFILL_TOKENS", 40)
     monkeypatch.setattr(sampler_room, "KEPT_FRAC", 1.0)  # cut down at every chance
-    backward = sample(policy, prompts[::-1], n=3, max_new_tokens=14, seeds=[s for i in (3, 2, 1, 0) for s in seeds[3 * i : 3 * i + 3]], decoding=decoding)
+    backward = sample(
+        policy,
+        prompts[::-1],
+        n=3,
+        max_new_tokens=14,
+        seeds=[s for i in (3, 2, 1, 0) for s in seeds[3 * i : 3 * i + 3]],
+        decoding=decoding,
+    )
     for number, group in enumerate(reference):
         assert same(group, small[number])
         assert same(group, backward[3 - number])
         for rollout, seed in zip(group, seeds[3 * number :], strict=False):
-            assert same([rollout], sample(policy, [prompts[number]], n=1, max_new_tokens=14, seeds=[seed], decoding=decoding)[0])
+            assert same(
+                [rollout],
+                sample(policy, [prompts[number]], n=1, max_new_tokens=14, seeds=[seed], decoding=decoding)[0],
+            )
 
 
 def test_a_limit_cuts_and_nothing_else(world):
     """A shorter limit gives the beginning of the longer answer; limits may differ from prompt to prompt."""
     policy, prompts = world
     longer = sample(policy, prompts, n=1, max_new_tokens=14, seeds=range(4))
-    for (long,), (cut,), limit in zip(longer, sample(policy, prompts, n=1, max_new_tokens=[2, 14, 1, 5], seeds=range(4)), [2, 14, 1, 5], strict=True):
+    for (long,), (cut,), limit in zip(
+        longer,
+        sample(policy, prompts, n=1, max_new_tokens=[2, 14, 1, 5], seeds=range(4)),
+        [2, 14, 1, 5],
+        strict=True,
+    ):
         assert torch.equal(cut.ids, long.ids[:limit])
         assert cut.finish_reason == ("stop" if policy.end_id in cut.ids else "length")
         assert cut.text == policy.decode(cut.ids)
@@ -103,7 +140,9 @@ def test_an_answer_ends_at_its_end_token(world):
 
 
 def test_sampling_under_merged_adapters(world):
-    """With adapters added into the weights the sampler draws what it draws with them beside the weights; training mode is given back."""
+    """With adapters added into the weights the sampler draws what it draws with them beside the weights;
+    training mode is given back.
+    """
     policy = tiny_policy(std=0.12)
     for parameter in add_lora(policy.model, rank=4, alpha=8, dropout_p=0.5)[1::2]:
         parameter.data.normal_(std=0.05)
@@ -116,12 +155,19 @@ def test_sampling_under_merged_adapters(world):
 
 
 def test_finished_rollouts_leave_the_batch(world, monkeypatch):
-    """Rows that go through the model are never fewer than the unfinished rollouts, nor more than those of the busiest prompt times prompts left."""
+    """Rows that go through the model are never fewer than the unfinished rollouts, nor more than those of the
+    busiest prompt times prompts left.
+    """
     policy, prompts = world
     monkeypatch.setattr(sampler_room, "KEPT_FRAC", 1.0)
     rows = []
-    head = policy.model.lm_head.register_forward_pre_hook(lambda module, arguments: rows.append(len(arguments[0])))
-    lengths = [[len(rollout.ids) for rollout in group] for group in sample(policy, prompts, n=3, max_new_tokens=40, seeds=range(12))]
+    head = policy.model.lm_head.register_forward_pre_hook(
+        lambda module, arguments: rows.append(len(arguments[0]))
+    )
+    lengths = [
+        [len(rollout.ids) for rollout in group]
+        for group in sample(policy, prompts, n=3, max_new_tokens=40, seeds=range(12))
+    ]
     head.remove()
     for step, count in enumerate(rows[1:]):  # the first call is the prefill's
         going_on = [sum(length > step + 1 for length in group) for group in lengths]
@@ -130,9 +176,15 @@ def test_finished_rollouts_leave_the_batch(world, monkeypatch):
     assert rows[-1] < 12, lengths
 
 
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), max_size=12), st.integers(1, 4), st.integers(1, 400))
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), max_size=12),
+    st.integers(1, 4),
+    st.integers(1, 400),
+)
 def test_batches_stay_within_the_budget(prompts, n, budget):
-    """Every prompt lies in one batch; a batch of several, padded to its longest prompt and limit, is within the budget and cannot take the next prompt."""
+    """Every prompt lies in one batch; a batch of several, padded to its longest prompt and limit, is within
+    the budget and cannot take the next prompt.
+    """
     lengths, limits = [length for length, _ in prompts], [limit for _, limit in prompts]
 
     def padded(batch):
@@ -156,11 +208,20 @@ def test_cache_bytes_are_those_of_the_cache(world):
     assert cache_bytes(large, torch.bfloat16, 1, 1, 0) == 144 * 1024
 
 
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(0, 1, exclude_max=True), st.integers(0, 5), st.floats(0.05, 1))
+@given(
+    st.lists(st.floats(-5, 5), min_size=2, max_size=12),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 5),
+    st.floats(0.05, 1),
+)
 def test_choose_keeps_to_its_filters(logits, uniform, top_k, top_p):
-    """A chosen token lies among the top-k, and in the smallest set of top tokens that holds top-p of their mass."""
+    """A chosen token lies among the top-k, and in the smallest set of top tokens that holds top-p of their
+    mass.
+    """
     row = torch.tensor([logits])
-    token, logprob = choose(row, torch.tensor([uniform], dtype=torch.float64), Decoding(top_k=top_k, top_p=top_p))
+    token, logprob = choose(
+        row, torch.tensor([uniform], dtype=torch.float64), Decoding(top_k=top_k, top_p=top_p)
+    )
     probabilities = row[0].double().softmax(0)
     kept = sorted(probabilities.tolist(), reverse=True)[: top_k or None]
     better = [p / sum(kept) for p in kept if p > probabilities[token] + 1e-9]
@@ -188,7 +249,10 @@ def test_uniform_rows_depend_on_their_seed_alone():
 def test_bad_input(world):
     """Too few seeds, a limit of zero, and impossible decodings are errors; no prompts give no answers."""
     policy, prompts = world
-    for arguments in ({"n": 1, "seeds": [1], "max_new_tokens": 3}, {"n": 1, "seeds": range(4), "max_new_tokens": 0}):
+    for arguments in (
+        {"n": 1, "seeds": [1], "max_new_tokens": 3},
+        {"n": 1, "seeds": range(4), "max_new_tokens": 0},
+    ):
         with pytest.raises(ValueError, match="one seed a rollout"):
             sample(policy, prompts, **arguments)
     for decoding in ({"temperature": -1}, {"top_p": 0}, {"top_k": -1}):

@@ -20,26 +20,44 @@ def test_concurrent_requests_share_a_batch_and_get_their_own_answers(tmp_path):
     served = CheckpointPolicy(model, tmp_path, window_s=0.05)
 
     async def everybody():
-        return await asyncio.gather(*(served(ask(f"task {i}"), seed=i, purpose="action", max_tokens=4 + i % 3) for i in range(12)))
+        return await asyncio.gather(
+            *(served(ask(f"task {i}"), seed=i, purpose="action", max_tokens=4 + i % 3) for i in range(12))
+        )
 
     replies = asyncio.run(everybody())
     served.close()
     assert served.num_batches <= 2
     for i, reply in enumerate(replies):
         prompt = model.encode_prompt(ask(f"task {i}"), tmp_path)
-        ((rollout,),) = sample(model, [prompt], n=1, max_new_tokens=4 + i % 3, seeds=[i], decoding=Decoding(temperature=0.7, top_p=0.8, top_k=20))
+        ((rollout,),) = sample(
+            model,
+            [prompt],
+            n=1,
+            max_new_tokens=4 + i % 3,
+            seeds=[i],
+            decoding=Decoding(temperature=0.7, top_p=0.8, top_k=20),
+        )
         assert reply.text == rollout.text
-        assert (reply.prompt_tokens, reply.completion_tokens, reply.finish_reason) == (len(prompt), len(rollout.ids), rollout.finish_reason)
+        assert (reply.prompt_tokens, reply.completion_tokens, reply.finish_reason) == (
+            len(prompt),
+            len(rollout.ids),
+            rollout.finish_reason,
+        )
         assert reply.model == "tiny"
 
 
 def test_a_bad_request_fails_alone(tmp_path):
-    """A request whose picture is missing raises for its asker; its neighbours and later requests are answered."""
+    """A request whose picture is missing raises for its asker; its neighbours and later requests are
+    answered.
+    """
     served = CheckpointPolicy(tiny_policy(), tmp_path, max_batch=2)
     gone = [Message(role="user", parts=(Image(path="gone.png", sha256="", width=8, height=8),))]
 
     async def everybody():
-        requests = [served(ask("a"), seed=1, purpose="action", max_tokens=2), served(gone, seed=1, purpose="action", max_tokens=2)]
+        requests = [
+            served(ask("a"), seed=1, purpose="action", max_tokens=2),
+            served(gone, seed=1, purpose="action", max_tokens=2),
+        ]
         first = await asyncio.gather(*requests, return_exceptions=True)
         return [*first, await served(ask("b"), seed=1, purpose="action", max_tokens=2)]
 

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmsweb.stats import bootstrap_mean, cost, cost_of_k, evidence, load_prices, paired_difference, pass_at_1, pass_at_1_estimate, pass_at_k, wilson
+from rmsweb.stats import (
+    bootstrap_mean,
+    cost,
+    cost_of_k,
+    evidence,
+    load_prices,
+    paired_difference,
+    pass_at_1,
+    pass_at_1_estimate,
+    pass_at_k,
+    wilson,
+)
 
 runs = st.lists(st.booleans(), min_size=3, max_size=5)
 
@@ -17,7 +28,9 @@ runs = st.lists(st.booleans(), min_size=3, max_size=5)
 @given(st.dictionaries(st.text(max_size=3), runs, min_size=1, max_size=5), st.integers(1, 3))
 def test_pass_at_k_is_the_mean_over_all_choices_of_k_runs(outcomes: dict[str, list[bool]], k: int) -> None:
     """pass@k equals the share of k-subsets of a task's runs with a success, averaged over tasks."""
-    naive = [sum(any(c) for c in itertools.combinations(r, k)) / math.comb(len(r), k) for r in outcomes.values()]
+    naive = [
+        sum(any(c) for c in itertools.combinations(r, k)) / math.comb(len(r), k) for r in outcomes.values()
+    ]
     assert pass_at_k(outcomes, k) == pytest.approx(sum(naive) / len(naive))
 
 
@@ -49,7 +62,9 @@ def test_wilson_holds_the_share(n: int, data: st.DataObject) -> None:
     assert 0 <= share.low <= share.value <= share.high <= 1
     for end in (share.low, share.high):
         if 0 < end < 1:
-            assert abs(end - share.value) == pytest.approx(1.959963984540054 * math.sqrt(end * (1 - end) / n), abs=1e-9)
+            assert abs(end - share.value) == pytest.approx(
+                1.959963984540054 * math.sqrt(end * (1 - end) / n), abs=1e-9
+            )
 
 
 def test_bootstrap_interval() -> None:
@@ -60,7 +75,9 @@ def test_bootstrap_interval() -> None:
     assert (result.value, result.n) == (0.5, 100)
     assert result.low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.02)
     assert result.high == pytest.approx(0.5 + 1.96 * 0.05, abs=0.02)
-    same_in_all_runs = {str(i): [i % 2 == 0] * 3 for i in range(100)}  # three runs a task must not look like 300 tasks
+    same_in_all_runs = {
+        str(i): [i % 2 == 0] * 3 for i in range(100)
+    }  # three runs a task must not look like 300 tasks
     assert pass_at_1_estimate(same_in_all_runs).high > 0.58
     assert bootstrap_mean([]).n == 0
 

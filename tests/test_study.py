@@ -1,4 +1,6 @@
-"""The study: its stages fit the scripts, run once, go on where they stopped, and read no held-out task before the evaluations."""
+"""The study: its stages fit the scripts, run once, go on where they stopped, and read no held-out task before
+the evaluations.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -27,20 +29,38 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("stage", [stage for stage in study.stages(0, OUT) if stage.command[0] in CONFIGS], ids=lambda stage: stage.name)
+@pytest.mark.parametrize(
+    "stage",
+    [stage for stage in study.stages(0, OUT) if stage.command[0] in CONFIGS],
+    ids=lambda stage: stage.name,
+)
 def test_commands_fit_their_scripts(stage: study.Stage) -> None:
     """Every flag exists and every value is allowed."""
-    parse_config(CONFIGS[stage.command[0]], [part.replace("URL", "http://127.0.0.1:1") for part in stage.command[1:]], prog=stage.name, description="")
+    parse_config(
+        CONFIGS[stage.command[0]],
+        [part.replace("URL", "http://127.0.0.1:1") for part in stage.command[1:]],
+        prog=stage.name,
+        description="",
+    )
 
 
 def test_stages_read_only_what_they_need_and_no_held_out_task() -> None:
-    """A stage needs earlier stages, every folder in its command is its own or needed, and only the evaluations name the held-out split."""
+    """A stage needs earlier stages, every folder in its command is its own or needed, and only the
+    evaluations name the held-out split.
+    """
     earlier: set[str] = set()
     for stage in study.stages(3, OUT):
         assert set(stage.needs) <= earlier
-        read = {Path(part).relative_to(folder).parts[0] for part in stage.command for folder in (OUT, OUT.parent / "shared") if part.startswith(f"{folder}/")}
+        read = {
+            Path(part).relative_to(folder).parts[0]
+            for part in stage.command
+            for folder in (OUT, OUT.parent / "shared")
+            if part.startswith(f"{folder}/")
+        }
         assert read - {stage.name} == set(stage.needs)
-        assert ("held-out" in " ".join(stage.command)) == (stage.name in study.POLICIES or stage.name == "tasks")
+        assert ("held-out" in " ".join(stage.command)) == (
+            stage.name in study.POLICIES or stage.name == "tasks"
+        )
         earlier.add(stage.name)
     assert set(study.POLICIES) <= earlier
 
@@ -48,17 +68,30 @@ def test_stages_read_only_what_they_need_and_no_held_out_task() -> None:
 def test_seeds_share_the_tasks_and_the_teachers_runs_alone() -> None:
     """The stages of SHARED are the same for two seeds, no other is."""
     first, second = (study.stages(seed, OUT.with_name(f"seed{seed}")) for seed in (0, 1))
-    assert {ours.name for ours, other in zip(first, second, strict=True) if ours == other} == set(study.SHARED)
+    assert {ours.name for ours, other in zip(first, second, strict=True) if ours == other} == set(
+        study.SHARED
+    )
 
 
 def stage(name: str, out: Path, code: str, *needs: str) -> study.Stage:
-    return study.Stage(out / name, ("-c", f"import pathlib, sys; p = pathlib.Path({str(out / name)!r}); p.mkdir(exist_ok=True); {code}"), needs)
+    return study.Stage(
+        out / name,
+        ("-c", f"import pathlib, sys; p = pathlib.Path({str(out / name)!r}); p.mkdir(exist_ok=True); {code}"),
+        needs,
+    )
 
 
 def test_a_stage_runs_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """A finished stage is not run again, a failed one gets --resume, and a changed one takes those that need it along."""
+    """A finished stage is not run again, a failed one gets --resume, and a changed one takes those that need
+    it along.
+    """
     count = "f = p / 'count'; f.write_text(str(int(f.read_text()) + 1) if f.exists() else '1')"
-    first, second = stage("a", tmp_path, count), stage("b", tmp_path, f"{count}; (p / 'config.json').touch(); sys.exit('--resume' not in sys.argv)", "a")
+    first, second = (
+        stage("a", tmp_path, count),
+        stage(
+            "b", tmp_path, f"{count}; (p / 'config.json').touch(); sys.exit('--resume' not in sys.argv)", "a"
+        ),
+    )
     with pytest.raises(SystemExit):
         study.run_stages([first, second], "")
     seconds = study.run_stages([first, second], "")
@@ -71,20 +104,44 @@ def test_a_stage_runs_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_the_table_pools_the_seeds() -> None:
-    """Columns are the seeds and all of them together; a difference is paired by task over the runs of all seeds."""
-    runs = {"base": [0, 0], "sft": [1, 0], "rl": [1, 1], "sft-mined": [1, 0], "rl-no-anchor": [1, 1], "rl-mined": [1, 1]}
-    results = [{"seed": seed, "outcomes": {name: {"t0": outcome, "t1": outcome} for name, outcome in runs.items()}} for seed in (0, 1)]
+    """Columns are the seeds and all of them together; a difference is paired by task over the runs of all
+    seeds.
+    """
+    runs = {
+        "base": [0, 0],
+        "sft": [1, 0],
+        "rl": [1, 1],
+        "sft-mined": [1, 0],
+        "rl-no-anchor": [1, 1],
+        "rl-mined": [1, 1],
+    }
+    results = [
+        {"seed": seed, "outcomes": {name: {"t0": outcome, "t1": outcome} for name, outcome in runs.items()}}
+        for seed in (0, 1)
+    ]
     text = "\n".join(study.markdown(results))
     assert "| SFT | 50.0 | 50.0 | 50.0 |" in text
-    assert "| SFT + RL against SFT | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | shows |" in text
-    assert study.pooled(results, "sft") == {"t0": [True, False, True, False], "t1": [True, False, True, False]}
+    assert (
+        "| SFT + RL against SFT | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | shows |"
+        in text
+    )
+    assert study.pooled(results, "sft") == {
+        "t0": [True, False, True, False],
+        "t1": [True, False, True, False],
+    }
 
 
 def test_the_details_add_up_the_seeds_and_average_the_steps() -> None:
-    """Failures are summed over the seeds, figures and the steps of a fifth of RL are averaged; what is missing leaves its cell empty."""
+    """Failures are summed over the seeds, figures and the steps of a fifth of RL are averaged; what is
+    missing leaves its cell empty.
+    """
     figures = {"pass3": 0.5, "steps": None, "format_errors": 0.01, "failures": {"evidence": 2}}
     rl = [{"step": 0, "dev_reward": 0.25}, *({"step": step, "kl": step / 100} for step in (1, 20, 21))]
-    item = {"policies": dict.fromkeys(study.POLICIES, figures), "rl": rl, "seconds": {"tasks": 1.4, "collect": 100.0}}
+    item = {
+        "policies": dict.fromkeys(study.POLICIES, figures),
+        "rl": rl,
+        "seconds": {"tasks": 1.4, "collect": 100.0},
+    }
     text = "\n".join(study.details([item | {"seed": seed} for seed in (0, 1)]))
     assert "| failed runs: evidence | 4 | 4 | 4 | 4 | 4 | 4 |" in text
     assert "| turns of a successful run |  |  |  |  |  |  |" in text
@@ -93,9 +150,15 @@ def test_the_details_add_up_the_seeds_and_average_the_steps() -> None:
     assert text.endswith("| total | 101 | 101 |")
 
 
-@pytest.mark.parametrize(("file", "tables"), [("README.md", study.markdown), ("docs/study.md", study.details)])
-def test_documents_show_the_committed_results(file: str, tables: Callable[[list[dict[str, Any]]], Iterator[str]]) -> None:
+@pytest.mark.parametrize(
+    ("file", "tables"), [("README.md", study.markdown), ("docs/study.md", study.details)]
+)
+def test_documents_show_the_committed_results(
+    file: str, tables: Callable[[list[dict[str, Any]]], Iterator[str]]
+) -> None:
     """Where results are committed, their tables stand in the documents as --table and --details print them."""
     results = study.load_results()
-    assert not results or "\n".join(tables(results)) in (Path(__file__).parent.parent / file).read_text(encoding="utf-8")
+    assert not results or "\n".join(tables(results)) in (Path(__file__).parent.parent / file).read_text(
+        encoding="utf-8"
+    )
     assert all({"commit", "date", "seconds", "policies"} <= item.keys() for item in results)

@@ -1,4 +1,6 @@
-"""Laws of the scripted roles over HTTP: a reply is a function of the request alone, mistakes are repeatable, and a guide averts them."""
+"""Laws of the scripted roles over HTTP: a reply is a function of the request alone, mistakes are repeatable,
+and a guide averts them.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,17 +12,17 @@ from replay import ReplayEnvironment, ReplaySession
 from teacher_pool import collect_pool, runs_of
 
 from rmsweb.agent import AgentOptions, Episode
-from rmsweb.alignment import Run
-from rmsweb.collection import action_sample, reflect
+from rmsweb.collection.loop import action_sample, reflect
 from rmsweb.endpoint import EndpointPolicy, open_endpoint
-from rmsweb.judges import judge_failure, judge_outcome
-from rmsweb.mining import Settings, mine
+from rmsweb.evaluation.judges import judge_failure, judge_outcome
+from rmsweb.mining.alignment import Run
+from rmsweb.mining.search import Settings, mine
+from rmsweb.mining.taxonomy import CATEGORIES
 from rmsweb.playground import expert
 from rmsweb.playground.tasks import TEMPLATES, World, make_worlds
 from rmsweb.playground.teacher import TeacherServer
 from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Source, StepSample, Task, Trajectory
-from rmsweb.taxonomy import CATEGORIES
 
 SMALL = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
 WORLDS = make_worlds("train", 28)
@@ -33,22 +35,40 @@ def url() -> Iterator[str]:
     server.stop()
 
 
-async def attempt(policy: EndpointPolicy, task: Task, config: PromptConfig, seed: int, guide: str | None) -> tuple[Trajectory, bool]:
+async def attempt(
+    policy: EndpointPolicy, task: Task, config: PromptConfig, seed: int, guide: str | None
+) -> tuple[Trajectory, bool]:
     """One episode without a browser, its policy asked over HTTP, and the site's verdict."""
     session, environment = ReplaySession(), ReplayEnvironment()
     source, options = Source(script="test", policy="scripted-teacher", seed=seed), AgentOptions(max_steps=12)
     start = await environment.reset(session, task)
-    episode = Episode(policy=policy, session=session, task=task, trajectory_id="x", source=source, seed=seed, config=config, options=options, guide=guide)
+    episode = Episode(
+        policy=policy,
+        session=session,
+        task=task,
+        trajectory_id="x",
+        source=source,
+        seed=seed,
+        config=config,
+        options=options,
+        guide=guide,
+    )
     trajectory = await episode.run(start)
     return trajectory, (await environment.check(session, trajectory)).verdict == "success"
 
 
-def answers(url: str, worlds: list[World], config: PromptConfig = SMALL, seed: int = 1, guide: str | None = None) -> list[tuple[list[str], bool]]:
-    """What the teacher answered, step by step, and whether the task was solved; the tasks run at the same time."""
+def answers(
+    url: str, worlds: list[World], config: PromptConfig = SMALL, seed: int = 1, guide: str | None = None
+) -> list[tuple[list[str], bool]]:
+    """What the teacher answered, step by step, and whether the task was solved; the tasks run at the same
+    time.
+    """
 
     async def run() -> list[tuple[list[str], bool]]:
         policy = open_endpoint("teacher", url, "scripted-teacher", Path())
-        found = await asyncio.gather(*(attempt(policy, world.task(), config, seed, guide) for world in worlds))
+        found = await asyncio.gather(
+            *(attempt(policy, world.task(), config, seed, guide) for world in worlds)
+        )
         await policy.client.aclose()
         return [([step.response_text for step in trajectory.steps], success) for trajectory, success in found]
 
@@ -56,10 +76,15 @@ def answers(url: str, worlds: list[World], config: PromptConfig = SMALL, seed: i
 
 
 def test_the_same_request_gets_the_same_answer(url: str) -> None:
-    """The server keeps nothing: interleaved episodes, run twice in another order, give the same answers; another seed moves a slip at most."""
+    """The server keeps nothing: interleaved episodes, run twice in another order, give the same answers;
+    another seed moves a slip at most.
+    """
     first, again = answers(url, WORLDS), answers(url, WORLDS[::-1])[::-1]
     assert first == again
-    assert sum(one == two for one, two in zip(first, answers(url, WORLDS, seed=2), strict=True)) > len(WORLDS) / 2
+    assert (
+        sum(one == two for one, two in zip(first, answers(url, WORLDS, seed=2), strict=True))
+        > len(WORLDS) / 2
+    )
 
 
 def test_the_teacher_reads_the_paper_sized_prompt_as_well_as_the_small_one(url: str) -> None:
@@ -71,13 +96,17 @@ def test_habits_fail_and_a_guide_that_names_them_helps(url: str) -> None:
     """With every decision named the teacher solves clearly more of the tasks that have one."""
     worlds = [world for world in make_worlds("train", 100) if expert.decisions(world)]
     guide = " ".join(sorted({label for world in worlds for label in expert.decisions(world)}))
-    before, after = (sum(success for _, success in answers(url, worlds, guide=text)) for text in (None, guide))
+    before, after = (
+        sum(success for _, success in answers(url, worlds, guide=text)) for text in (None, guide)
+    )
     assert 0.1 * len(worlds) < before < 0.6 * len(worlds)
     assert after > before + 0.1 * len(worlds)
 
 
 def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
-    """The reflection handler's guides, made from the summaries that collection sends, get the teacher through most of the tasks."""
+    """The reflection handler's guides, made from the summaries that collection sends, get the teacher through
+    most of the tasks.
+    """
 
     async def solve(teacher: EndpointPolicy, handler: EndpointPolicy, world: World) -> bool:
         guide = None
@@ -89,7 +118,9 @@ def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
         return False
 
     async def run() -> list[bool]:
-        teacher, handler = (open_endpoint("teacher", url, f"scripted-{name}", Path()) for name in ("teacher", "reflection"))
+        teacher, handler = (
+            open_endpoint("teacher", url, f"scripted-{name}", Path()) for name in ("teacher", "reflection")
+        )
         found = await asyncio.gather(*(solve(teacher, handler, world) for world in make_worlds("train", 56)))
         await teacher.client.aclose()
         await handler.client.aclose()
@@ -100,7 +131,9 @@ def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
 
 
 def test_the_habits_make_critical_states_of_eight_failure_modes() -> None:
-    """What the teacher does wrong in collection can be mined as states of at least eight of the eleven modes by the rules' label alone."""
+    """What the teacher does wrong in collection can be mined as states of at least eight of the eleven modes
+    by the rules' label alone.
+    """
 
     def render(run: Run, position: int) -> StepSample | None:
         sample = action_sample(run.trajectory, position, SMALL, lambda text: len(text.split()))
@@ -119,8 +152,20 @@ def test_an_unknown_task_ends_at_once(url: str) -> None:
         policy = open_endpoint("teacher", url, "scripted-teacher", Path())
         session, world = ReplaySession(), WORLDS[0]
         start = await ReplayEnvironment().reset(session, world.task())
-        task, source = replace(world.task(), text="Go for a walk"), Source(script="test", policy="scripted-teacher")
-        episode = Episode(policy=policy, session=session, task=task, trajectory_id="x", source=source, seed=0, config=SMALL, options=AgentOptions())
+        task, source = (
+            replace(world.task(), text="Go for a walk"),
+            Source(script="test", policy="scripted-teacher"),
+        )
+        episode = Episode(
+            policy=policy,
+            session=session,
+            task=task,
+            trajectory_id="x",
+            source=source,
+            seed=0,
+            config=SMALL,
+            options=AgentOptions(),
+        )
         trajectory = await episode.run(start)
         await policy.client.aclose()
         return trajectory
@@ -130,16 +175,23 @@ def test_an_unknown_task_ends_at_once(url: str) -> None:
 
 
 def test_the_judges_are_understood_by_the_rooms_that_ask_them(url: str) -> None:
-    """The outcome judge's and the failure judge's words parse: a right answer is a success, a failed run gets a known category."""
+    """The outcome judge's and the failure judge's words parse: a right answer is a success, a failed run gets
+    a known category.
+    """
 
     async def run() -> None:
         teacher = open_endpoint("teacher", url, "scripted-teacher", Path())
-        outcome, failure = (open_endpoint("judge", url, f"scripted-{name}", Path()) for name in ("outcome-judge", "failure-judge"))
+        outcome, failure = (
+            open_endpoint("judge", url, f"scripted-{name}", Path())
+            for name in ("outcome-judge", "failure-judge")
+        )
         world = next(world for world in WORLDS if world.fact)
         trajectory, _ = await attempt(teacher, world.task(), SMALL, 0, None)
         for text, verdict in ((f"{world.fact} {world.answer}", "success"), ("1", "not_success")):
             assert (await judge_outcome(outcome, replace(trajectory, final_text=text))).verdict == verdict
-        label = await judge_failure(failure, task_text=world.text, success="goal: x\n", failure="goal: y\n", evidence="steps 3\n")
+        label = await judge_failure(
+            failure, task_text=world.text, success="goal: x\n", failure="goal: y\n", evidence="steps 3\n"
+        )
         assert label is not None
         assert label[0] in CATEGORIES
         for policy in (teacher, outcome, failure):

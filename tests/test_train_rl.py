@@ -37,9 +37,50 @@ def world(tmp_path_factory):
 
 def flags(world, out, *more):
     """Flags of a small run; later ones win."""
-    sizes = ["--train-batch", 4, "--mini-batch", 2, "--num-rollouts", 4, "--max-generation-batches", 2, "--response-budget", 40]
-    lora = ["--lora-rank", 8, "--lora-alpha", 16, "--lr", 1e-3, "--max-steps", 4, "--save-every", 2, "--seed", 0, "--threads", 1, "--device", "cpu"]
-    return [str(flag) for flag in ["--model", world / "model", "--states", world / "train/mined.jsonl", "--out", out, *sizes, *lora, *more]]
+    sizes = [
+        "--train-batch",
+        4,
+        "--mini-batch",
+        2,
+        "--num-rollouts",
+        4,
+        "--max-generation-batches",
+        2,
+        "--response-budget",
+        40,
+    ]
+    lora = [
+        "--lora-rank",
+        8,
+        "--lora-alpha",
+        16,
+        "--lr",
+        1e-3,
+        "--max-steps",
+        4,
+        "--save-every",
+        2,
+        "--seed",
+        0,
+        "--threads",
+        1,
+        "--device",
+        "cpu",
+    ]
+    return [
+        str(flag)
+        for flag in [
+            "--model",
+            world / "model",
+            "--states",
+            world / "train/mined.jsonl",
+            "--out",
+            out,
+            *sizes,
+            *lora,
+            *more,
+        ]
+    ]
 
 
 def run(world, out, *more):
@@ -51,7 +92,11 @@ def metrics(out):
 
 
 def steps(out):
-    return [{name: value for name, value in row.items() if not name.endswith(("_s", "_gb"))} for row in metrics(out) if "generated" in row]
+    return [
+        {name: value for name, value in row.items() if not name.endswith(("_s", "_gb"))}
+        for row in metrics(out)
+        if "generated" in row
+    ]
 
 
 def weights(out):
@@ -59,13 +104,37 @@ def weights(out):
 
 
 def test_trains_and_writes_a_run_folder(world, tmp_path):
-    """Every step is logged with App. J's statistics, dev states choose the best checkpoint, both checkpoints load and the adapter is there."""
+    """Every step is logged with App.
+
+    J's statistics, dev states choose the best checkpoint, both checkpoints load and the adapter is there.
+    """
     out = tmp_path / "a"
     run(world, out, "--dev-states", world / "dev/mined.jsonl", world / "dev/samples.jsonl", "--dev-count", 6)
     rows = steps(out)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    wanted = {"reward_mean", "best_of_n", "reward_std", "std_rejected_frac", "competence_rejected_frac", "cells", "gap", "correct_logprob", "wrong_logprob"}
-    wanted |= {"own_reasoning_logprob", "rollout_log_ppl", "kl", "ppo_kl", "clip_frac", "grad_norm", "accepted", "retained", "dropped", "generated"}
+    wanted = {
+        "reward_mean",
+        "best_of_n",
+        "reward_std",
+        "std_rejected_frac",
+        "competence_rejected_frac",
+        "cells",
+        "gap",
+        "correct_logprob",
+        "wrong_logprob",
+    }
+    wanted |= {
+        "own_reasoning_logprob",
+        "rollout_log_ppl",
+        "kl",
+        "ppo_kl",
+        "clip_frac",
+        "grad_norm",
+        "accepted",
+        "retained",
+        "dropped",
+        "generated",
+    }
     assert all(wanted <= row.keys() for row in rows)
     first = metrics(out)[0]
     assert (first["states"], first["left_out"]) == (6, {"target's index is not in the prompt": 1})
@@ -81,9 +150,13 @@ def test_trains_and_writes_a_run_folder(world, tmp_path):
     assert (out / "adapter/adapter_config.json").exists()
 
 
-@pytest.mark.parametrize(("successes", "best"), [((0.2, 0.6, 0.4), 2), ((0.5, 0.5, 0.5), 4), ((0.9, 0.1, 0.2), 0)])
+@pytest.mark.parametrize(
+    ("successes", "best"), [((0.2, 0.6, 0.4), 2), ((0.5, 0.5, 0.5), 4), ((0.9, 0.1, 0.2), 0)]
+)
 def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, monkeypatch, successes, best):
-    """evaluate.py is run on the weights of every --save-every steps, on split dev; the latest of the best wins, whatever the reward says."""
+    """evaluate.py is run on the weights of every --save-every steps, on split dev; the latest of the best
+    wins, whatever the reward says.
+    """
     script = tmp_path / "evaluate.py"
     script.write_text(
         "import json, pathlib, sys\n"
@@ -96,7 +169,16 @@ def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, mo
     )
     monkeypatch.setattr(train_rl, "EVALUATE", script)
     out = tmp_path / "a"
-    run(world, out, "--dev-states", world / "dev/mined.jsonl", "--dev-episodes", tmp_path / "dev.jsonl", "--dev-flags", "--runs 2")
+    run(
+        world,
+        out,
+        "--dev-states",
+        world / "dev/mined.jsonl",
+        "--dev-episodes",
+        tmp_path / "dev.jsonl",
+        "--dev-flags",
+        "--runs 2",
+    )
     assert [row["dev_success"] for row in metrics(out) if "dev_success" in row] == list(successes)
     assert json.loads((out / "summary.json").read_text())["best_step"] == best
     script.write_text("import sys; sys.exit(3)")
@@ -106,13 +188,37 @@ def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, mo
 
 def test_mined_states_are_samples_too(world, tmp_path):
     """Plain supervised training on the mined targets, the control of RL: the same files, the same checks."""
-    flags = ("--model", world / "model", "--samples", world / "train/mined.jsonl", "--out", tmp_path / "a", "--device", "cpu", "--lr", 1e-2, "--max-steps", 8)
+    flags = (
+        "--model",
+        world / "model",
+        "--samples",
+        world / "train/mined.jsonl",
+        "--out",
+        tmp_path / "a",
+        "--device",
+        "cpu",
+        "--lr",
+        1e-2,
+        "--max-steps",
+        8,
+    )
     assert train_sft.main([str(flag) for flag in (*flags, "--epochs", 10, "--lora-rank", 8)]) == 0
     found = [row["loss"] for row in metrics(tmp_path / "a") if "loss" in row]
     assert len(found) == 8
     assert metrics(tmp_path / "a")[0]["samples"] == 7
     with pytest.raises(ValueError, match="is of split train, expected dev"):
-        train_sft.main([str(flag) for flag in (*flags[:-2], "--dev-samples", world / "train/mined.jsonl", "--out", tmp_path / "b")])
+        train_sft.main(
+            [
+                str(flag)
+                for flag in (
+                    *flags[:-2],
+                    "--dev-samples",
+                    world / "train/mined.jsonl",
+                    "--out",
+                    tmp_path / "b",
+                )
+            ]
+        )
 
 
 def test_resume_equals_an_uninterrupted_run(world, tmp_path):
@@ -126,38 +232,81 @@ def test_resume_equals_an_uninterrupted_run(world, tmp_path):
 
 
 def test_only_the_attention_of_the_language_model_changes(world, tmp_path):
-    """Merged q, k, v and o projections differ from the SFT checkpoint, nothing else does; without dev states the last checkpoint is the best."""
+    """Merged q, k, v and o projections differ from the SFT checkpoint, nothing else does; without dev states
+    the last checkpoint is the best.
+    """
     run(world, tmp_path / "a", "--max-steps", 2)
     before, after = load_file(world / "model/model.safetensors"), weights(tmp_path / "a")
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert changed == {
-        name for name in after if "language_model" in name and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"))
+        name
+        for name in after
+        if "language_model" in name
+        and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"))
     }
     best = load_file(tmp_path / "a/checkpoint-best/model.safetensors")
     assert all(torch.equal(best[name], after[name]) for name in after)
 
 
 def test_full_corpus_and_dapo_are_flags(world, tmp_path):
-    """Supervised samples serve as states (full-corpus ablation); DAPO clips at 0.28 and retains nothing; token-mean runs."""
-    file = write_states(tmp_path / "full", [*[ordinary(index) for index in INDICES], dataclasses.replace(ordinary(1), kind="extraction")])
-    run(world, tmp_path / "a", "--states", file, "--algorithm", "dapo", "--min-std", 0, "--aggregation", "token-mean", "--max-steps", 1)
+    """Supervised samples serve as states (full-corpus ablation); DAPO clips at 0.28 and retains nothing;
+    token-mean runs.
+    """
+    file = write_states(
+        tmp_path / "full",
+        [*[ordinary(index) for index in INDICES], dataclasses.replace(ordinary(1), kind="extraction")],
+    )
+    run(
+        world,
+        tmp_path / "a",
+        "--states",
+        file,
+        "--algorithm",
+        "dapo",
+        "--min-std",
+        0,
+        "--aggregation",
+        "token-mean",
+        "--max-steps",
+        1,
+    )
     assert metrics(tmp_path / "a")[0]["left_out"] == {"not an action state": 1}
     assert steps(tmp_path / "a")[0]["retained"] == 0
     assert set(steps(tmp_path / "a")[0]["cells"]) == {"ordinary"}
     parse = train_rl.parse_config
-    assert parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo")).step_config().objective.clip_high == 0.28
+    assert (
+        parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo"))
+        .step_config()
+        .objective.clip_high
+        == 0.28
+    )
     assert parse(train_rl.Config, flags(world, tmp_path)).step_config().objective.clip_high == 0.32
-    assert parse(train_rl.Config, flags(world, tmp_path, "--clip-high", "0.4", "--algorithm", "dapo")).step_config().objective.clip_high == 0.4
+    assert (
+        parse(train_rl.Config, flags(world, tmp_path, "--clip-high", "0.4", "--algorithm", "dapo"))
+        .step_config()
+        .objective.clip_high
+        == 0.4
+    )
 
 
 def test_defaults_are_the_papers():
     """App. G, as flags."""
     config = train_rl.parse_config(train_rl.Config, ["--model", "m", "--states", "s", "--out", "o"])
-    assert (config.train_batch, config.mini_batch, config.num_rollouts, config.max_generation_batches) == (64, 16, 8, 16)
+    assert (config.train_batch, config.mini_batch, config.num_rollouts, config.max_generation_batches) == (
+        64,
+        16,
+        8,
+        16,
+    )
     assert (config.lr, config.lora_rank, config.lora_alpha, config.lora_scope) == (8e-6, 64, 128.0, "attn")
     assert (config.response_budget, config.token_budget, config.min_std) == (2048, 20_480, 0.10)
     objective = config.step_config().objective
-    assert (objective.clip_low, objective.clip_high, objective.salvage_weight, objective.kl_weight) == (0.2, 0.32, 0.10, 1e-3)
+    assert (objective.clip_low, objective.clip_high, objective.salvage_weight, objective.kl_weight) == (
+        0.2,
+        0.32,
+        0.10,
+        1e-3,
+    )
 
 
 @pytest.mark.slow
@@ -166,10 +315,26 @@ def test_two_processes_equal_one(world, tmp_path, more):
     """Two gloo processes draw the same rollouts and take the same steps as one process."""
     common = ("--max-steps", 3, "--token-budget", 150, "--dev-states", world / "dev/mined.jsonl")
     run(world, tmp_path / "one", *common)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train_rl.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(ROOT / "train_rl.py"),
+    ]
     arguments = flags(world, tmp_path / "two", *common, *more)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = steps(tmp_path / "one"), steps(tmp_path / "two")
     for name in ("generated", "accepted", "retained", "cells", "sampled_tokens"):
@@ -184,14 +349,43 @@ def test_two_processes_equal_one(world, tmp_path, more):
 @pytest.mark.slow
 @pytest.mark.browser
 def test_dev_episodes_choose_the_checkpoint(tmp_path):
-    """Real episodes in the playground, before the first and after the last step; their success is logged and decides; a broken task file is named."""
+    """Real episodes in the playground, before the first and after the last step; their success is logged and
+    decides; a broken task file is named.
+    """
     base = ROOT / "rmsweb/playground/base"
-    tasks = [sys.executable, "-m", "rmsweb.playground", "tasks", "--out", str(tmp_path / "tasks"), "--train", "1", "--dev", "2", "--held-out", "1"]
+    tasks = [
+        sys.executable,
+        "-m",
+        "rmsweb.playground",
+        "tasks",
+        "--out",
+        str(tmp_path / "tasks"),
+        "--train",
+        "1",
+        "--dev",
+        "2",
+        "--held-out",
+        "1",
+    ]
     subprocess.run(tasks, cwd=ROOT, check=True, capture_output=True)
     config = load_prompt_config(base / "prompt_config.json")
-    file = write_states(tmp_path / "states", [dataclasses.replace(mined(index), prompt_config=config.hash) for index in INDICES])
+    file = write_states(
+        tmp_path / "states",
+        [dataclasses.replace(mined(index), prompt_config=config.hash) for index in INDICES],
+    )
     save_prompt_config(config, file.parent / "prompt_config.json")
-    more = ("--model", base, "--states", file, "--max-steps", 1, "--max-generation-batches", 1, "--dev-flags", "--runs 1 --max-steps 3")
+    more = (
+        "--model",
+        base,
+        "--states",
+        file,
+        "--max-steps",
+        1,
+        "--max-generation-batches",
+        1,
+        "--dev-flags",
+        "--runs 1 --max-steps 3",
+    )
     run(tmp_path, tmp_path / "a", *more, "--dev-episodes", tmp_path / "tasks/dev.jsonl")
     found = [row["dev_success"] for row in metrics(tmp_path / "a") if "dev_success" in row]
     assert len(found) == 2
@@ -212,18 +406,31 @@ def test_bad_input_is_named(world, tmp_path):
     with pytest.raises(ValueError, match="is of split dev, expected train"):
         run(world, tmp_path / "x", "--states", world / "dev/mined.jsonl")
     with pytest.raises(ValueError, match="was made with prompt config"):
-        run(world, tmp_path / "x", "--states", write_states(tmp_path / "stale", [dataclasses.replace(mined(1), prompt_config="0")]))
+        run(
+            world,
+            tmp_path / "x",
+            "--states",
+            write_states(tmp_path / "stale", [dataclasses.replace(mined(1), prompt_config="0")]),
+        )
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd/mined.jsonl").write_text('{"schema_version": 1, "kind": "Task"}\n')
     save_prompt_config(SMALL_PROMPT, tmp_path / "odd/prompt_config.json")
     with pytest.raises(RecordError, match="expected one of a MinedState or StepSample file"):
         run(world, tmp_path / "x", "--states", tmp_path / "odd/mined.jsonl")
-    save_prompt_config(dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "odd/prompt_config.json")
+    save_prompt_config(
+        dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "odd/prompt_config.json"
+    )
     with pytest.raises(ValueError, match="history_steps"):
         run(world, tmp_path / "x", "--dev-states", tmp_path / "odd/mined.jsonl")
     with pytest.raises(ValueError, match="no usable state"):
         run(world, tmp_path / "x", "--response-budget", 3)
-    for flag, value in (("--num-rollouts", 1), ("--mini-batch", 0), ("--lr", 0), ("--clip-low", 1), ("--min-std", 1)):
+    for flag, value in (
+        ("--num-rollouts", 1),
+        ("--mini-batch", 0),
+        ("--lr", 0),
+        ("--clip-low", 1),
+        ("--min-std", 1),
+    ):
         with pytest.raises(ValueError, match=r"expected|must be"):
             run(world, tmp_path / "x", flag, value)
     assert not (tmp_path / "x" / "checkpoint-last").exists()

@@ -31,7 +31,19 @@ def world(tmp_path_factory):
 
 
 def flags(world, out, *more):
-    return ["--model", world / "model", "--samples", world / "train/samples.jsonl", "--out", out, "--device", "cpu", "--cutoff", "400", *more]
+    return [
+        "--model",
+        world / "model",
+        "--samples",
+        world / "train/samples.jsonl",
+        "--out",
+        out,
+        "--device",
+        "cpu",
+        "--cutoff",
+        "400",
+        *more,
+    ]
 
 
 def run(world, out, *more):
@@ -51,7 +63,9 @@ def weights(out):
 
 
 def test_trains_and_writes_a_run_folder(world, tmp_path):
-    """The loss falls, dev loss is logged every epoch, the long sample is dropped and counted, both checkpoints load."""
+    """The loss falls, dev loss is logged every epoch, the long sample is dropped and counted, both
+    checkpoints load.
+    """
     dev = ("--dev-samples", world / "dev/samples.jsonl")
     run(world, tmp_path / "a", *dev, "--epochs", 4, "--lr", 1e-2, "--lora-rank", 8, "--lora-alpha", 16)
     rows, found = metrics(tmp_path / "a"), losses(tmp_path / "a")
@@ -70,14 +84,27 @@ def test_trains_and_writes_a_run_folder(world, tmp_path):
 def test_defaults_are_the_papers():
     """App. F for 8B, as flags."""
     config = train_sft.parse_config(train_sft.Config, ["--model", "m", "--samples", "s", "--out", "o"])
-    assert (config.epochs, config.lr, config.warmup_ratio, config.weight_decay, config.clip) == (3, 1e-4, 0.03, 0.01, 1.0)
+    assert (config.epochs, config.lr, config.warmup_ratio, config.weight_decay, config.clip) == (
+        3,
+        1e-4,
+        0.03,
+        0.01,
+        1.0,
+    )
     assert (config.per_device_batch, config.accumulation) == (1, 4)
-    assert (config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_scope) == (64, 128.0, 0.05, "language")
+    assert (config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_scope) == (
+        64,
+        128.0,
+        0.05,
+        "language",
+    )
     assert (config.cutoff, config.seed) == (12_000, 42)
 
 
 def test_rates_and_order(world, tmp_path):
-    """Rates warm up and follow the cosine; every epoch trains every sample once, in an order of its own that the seed decides."""
+    """Rates warm up and follow the cosine; every epoch trains every sample once, in an order of its own that
+    the seed decides.
+    """
     run(world, tmp_path / "a", "--epochs", 2, "--lr", 0.2, "--warmup-ratio", 0.2, "--lora-rank", 4)
     rates = [row["lr"] for row in metrics(tmp_path / "a") if "lr" in row]
     assert rates == pytest.approx([train_sft.cosine_with_warmup(step, 12, 0.2, 0.2) for step in range(12)])
@@ -85,15 +112,30 @@ def test_rates_and_order(world, tmp_path):
     orders = [train_sft.epoch_order(config, epoch, 21) for epoch in range(3)]
     assert all(sorted(order) == list(range(21)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
-    assert orders != [train_sft.epoch_order(dataclasses.replace(config, seed=1), epoch, 21) for epoch in range(3)]
+    assert orders != [
+        train_sft.epoch_order(dataclasses.replace(config, seed=1), epoch, 21) for epoch in range(3)
+    ]
 
 
 def test_the_best_checkpoint_is_that_of_the_lowest_dev_loss(world, tmp_path, monkeypatch):
-    """With the lowest loss after the second of three epochs, checkpoint-best and the adapter are those of its end, checkpoint-last is another."""
+    """With the lowest loss after the second of three epochs, checkpoint-best and the adapter are those of its
+    end, checkpoint-last is another.
+    """
     losses = iter((2.0, 1.0, 3.0))
     monkeypatch.setattr(train_sft, "dev_loss", lambda *_: next(losses))
     out = tmp_path / "a"
-    run(world, out, "--dev-samples", world / "dev/samples.jsonl", "--epochs", 3, "--lr", 1e-2, "--lora-rank", 4)
+    run(
+        world,
+        out,
+        "--dev-samples",
+        world / "dev/samples.jsonl",
+        "--epochs",
+        3,
+        "--lr",
+        1e-2,
+        "--lora-rank",
+        4,
+    )
     assert json.loads((out / "summary.json").read_text())["best_dev_loss"] == 1.0
     state = torch.load(out / "state/state-00000012.rank0-of-1.pt", weights_only=True)["weights"]
     adapter = load_file(out / "adapter/adapter_model.safetensors")
@@ -128,7 +170,14 @@ def test_first_loss_is_the_base_models(world, tmp_path):
     data = train_sft.read_data(config.samples, policy, config, "train", "")
     order = train_sft.epoch_order(config, 0, len(data.samples))[:4]
     values = [
-        train_sft.score(policy, train_sft.Ranks(0, 1, torch.device("cpu")), [data.lengths[i]], lambda _, i=i: data.group(policy, i), 1)[0, 0] for i in order
+        train_sft.score(
+            policy,
+            train_sft.Ranks(0, 1, torch.device("cpu")),
+            [data.lengths[i]],
+            lambda _, i=i: data.group(policy, i),
+            1,
+        )[0, 0]
+        for i in order
     ]
     assert losses(tmp_path / "a") == pytest.approx([-float(torch.cat(values).mean())], rel=1e-4)
 
@@ -150,25 +199,52 @@ def test_all_weights_can_be_trained(world, tmp_path):
     """--lora-rank 0 trains every weight and writes no adapter."""
     run(world, tmp_path / "a", "--max-steps", 1, "--lora-rank", 0, "--lr", 1e-3)
     before = load_file(world / "model/model.safetensors")
-    assert all(not torch.equal(value, before[name]) for name, value in weights(tmp_path / "a").items() if "layers" in name and value.ndim == 2)
+    assert all(
+        not torch.equal(value, before[name])
+        for name, value in weights(tmp_path / "a").items()
+        if "layers" in name and value.ndim == 2
+    )
     assert not (tmp_path / "a/adapter").exists()
 
 
 @pytest.mark.parametrize(
-    "more", [(), pytest.param(("--shard",), marks=pytest.mark.slow), pytest.param(("--shard", "--lora-rank", "0"), marks=pytest.mark.slow)]
+    "more",
+    [
+        (),
+        pytest.param(("--shard",), marks=pytest.mark.slow),
+        pytest.param(("--shard", "--lora-rank", "0"), marks=pytest.mark.slow),
+    ],
 )
 def test_two_processes_equal_one(world, tmp_path, more):
-    """Two gloo processes, replicated or sharded, take the steps of one process with the same effective batch; dropout included."""
+    """Two gloo processes, replicated or sharded, take the steps of one process with the same effective batch;
+    dropout included.
+    """
     common = ("--max-steps", 3, "--lr", 1e-3, "--lora-rank", 4, "--token-budget", 150)
     run(world, tmp_path / "one", *common, *[flag for flag in more if flag != "--shard"], "--accumulation", 4)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train_sft.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(ROOT / "train_sft.py"),
+    ]
     arguments = [str(flag) for flag in flags(world, tmp_path / "two", *common, *more, "--accumulation", 2)]
     done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
+        [*command, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
-    norms = [[row["grad_norm"] for row in metrics(tmp_path / name) if "loss" in row] for name in ("one", "two")]
+    norms = [
+        [row["grad_norm"] for row in metrics(tmp_path / name) if "loss" in row] for name in ("one", "two")
+    ]
     assert norms[1] == pytest.approx(norms[0], rel=1e-3)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert one.keys() == two.keys()
@@ -179,10 +255,16 @@ def test_two_processes_equal_one(world, tmp_path, more):
 def test_bad_input_is_named(world, tmp_path):
     """Another prompt config, a wrong split, a cutoff that drops all, a used folder, and impossible flags."""
     write_run(tmp_path / "other", 2)
-    save_prompt_config(dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "other/prompt_config.json")
+    save_prompt_config(
+        dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "other/prompt_config.json"
+    )
     with pytest.raises(ValueError, match="history_steps"):
         run(world, tmp_path / "x", "--dev-samples", tmp_path / "other/samples.jsonl")
-    write_run(tmp_path / "stale", 0, samples=[step_sample(1, config=dataclasses.replace(SMALL_PROMPT, history_steps=9))])
+    write_run(
+        tmp_path / "stale",
+        0,
+        samples=[step_sample(1, config=dataclasses.replace(SMALL_PROMPT, history_steps=9))],
+    )
     with pytest.raises(ValueError, match="was made with prompt config"):
         run(world, tmp_path / "x", "--samples", tmp_path / "stale/samples.jsonl")
     with pytest.raises(ValueError, match="is of split dev"):

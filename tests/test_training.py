@@ -38,8 +38,14 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def groups_of(policy, answers=("yes", "no, not at all", "")):
-    prompts = [policy.encode_prompt([Message(role="user", parts=(Text(tag="task", text="press " * n),))], None) for n in (1, 4, 2)]
-    return [Group(prompt, tuple(policy.encode_response(a) for a in answers[: n + 1])) for n, prompt in enumerate(prompts)]
+    prompts = [
+        policy.encode_prompt([Message(role="user", parts=(Text(tag="task", text="press " * n),))], None)
+        for n in (1, 4, 2)
+    ]
+    return [
+        Group(prompt, tuple(policy.encode_response(a) for a in answers[: n + 1]))
+        for n, prompt in enumerate(prompts)
+    ]
 
 
 @given(st.integers(1, 60), st.floats(0, 0.9))
@@ -58,7 +64,11 @@ def gradients(policy, ranks, groups, budget):
     for item in rank_packs(policy, ranks, [g.lengths for g in groups], groups.__getitem__, budget):
         logprobs = policy.response_logprobs(item.pack)
         weights = torch.cat(
-            [torch.full((length,), 1.0 + g + a) for (g, a), length in zip(item.answers, item.pack.response_lengths, strict=False)] or [logprobs * 0]
+            [
+                torch.full((length,), 1.0 + g + a)
+                for (g, a), length in zip(item.answers, item.pack.response_lengths, strict=False)
+            ]
+            or [logprobs * 0]
         )
         (logprobs * weights.detach()).sum().backward()
     found = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in policy.model.parameters()]
@@ -67,12 +77,17 @@ def gradients(policy, ranks, groups, budget):
 
 
 def test_budget_and_ranks_change_no_gradient():
-    """Summed over ranks, gradients are the same for every token budget and number of ranks; dummies add nothing."""
+    """Summed over ranks, gradients are the same for every token budget and number of ranks; dummies add
+    nothing.
+    """
     policy = tiny_policy(std=0.05)
     groups = groups_of(policy)
     reference = gradients(policy, ALONE, groups, 10_000)
     for budget, world in ((60, 1), (1, 1), (60, 2), (1, 4), (10_000, 2)):
-        parts = [gradients(policy, Ranks(rank, world, torch.device("cpu")), groups, budget) for rank in range(world)]
+        parts = [
+            gradients(policy, Ranks(rank, world, torch.device("cpu")), groups, budget)
+            for rank in range(world)
+        ]
         for expected, *found in zip(reference, *parts, strict=True):
             torch.testing.assert_close(sum(found), expected, rtol=1e-3, atol=1e-5)
 
@@ -95,9 +110,16 @@ def test_step_equals_plain_adamw_with_clipping():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 1))
     other = copy.deepcopy(model)
-    optimizer = Optimizer(list(model.parameters()), ALONE, lambda step: 0.1 / (step + 1), weight_decay=0.5, clip=0.3)
-    matrices, vectors = [p for p in other.parameters() if p.ndim > 1], [p for p in other.parameters() if p.ndim == 1]
-    plain = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}], lr=0.1)
+    optimizer = Optimizer(
+        list(model.parameters()), ALONE, lambda step: 0.1 / (step + 1), weight_decay=0.5, clip=0.3
+    )
+    matrices, vectors = (
+        [p for p in other.parameters() if p.ndim > 1],
+        [p for p in other.parameters() if p.ndim == 1],
+    )
+    plain = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}], lr=0.1
+    )
     for step in range(3):
         x = torch.randn(7, 5)
         model(x).square().sum().backward()
@@ -139,7 +161,9 @@ def take_steps(policy, optimizer, count):
 
 
 def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
-    """Two steps, a state, two steps equal two steps, a fresh process that loads the state, two steps; the two newest states stay."""
+    """Two steps, a state, two steps equal two steps, a fresh process that loads the state, two steps; the two
+    newest states stay.
+    """
     policy, optimizer = start()
     assert load_training_state(tmp_path, policy, optimizer, ALONE) is None
     for step in (1, 2):
@@ -155,9 +179,15 @@ def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
     take_steps(again, fresh, 2)
     for ours, theirs in zip(optimizer.parameters, fresh.parameters, strict=True):
         assert torch.equal(ours, theirs)
-        assert all(torch.equal(value, fresh.adam.state[theirs][name]) for name, value in optimizer.adam.state[ours].items())
+        assert all(
+            torch.equal(value, fresh.adam.state[theirs][name])
+            for name, value in optimizer.adam.state[ours].items()
+        )
     save_training_state(tmp_path, again, fresh, ALONE, step=4, extra={})
-    assert [path.name for path in sorted(tmp_path.glob("*.pt"))] == ["state-00000002.rank0-of-1.pt", "state-00000004.rank0-of-1.pt"]
+    assert [path.name for path in sorted(tmp_path.glob("*.pt"))] == [
+        "state-00000002.rank0-of-1.pt",
+        "state-00000004.rank0-of-1.pt",
+    ]
 
 
 def test_skipped_steps_have_states_of_their_own(tmp_path):
@@ -181,7 +211,9 @@ class Parted(Ranks):
 
 
 def test_ranks_resume_from_the_newest_common_state(tmp_path):
-    """A state that the other rank has not written is not used, and deleted, so that it can never be mixed with later ones."""
+    """A state that the other rank has not written is not used, and deleted, so that it can never be mixed
+    with later ones.
+    """
     policy, optimizer = start()
     pair = Parted(0, 2, torch.device("cpu"))
     for step in (3, 6):
@@ -199,7 +231,9 @@ def test_a_state_of_another_run_is_an_error(tmp_path):
     save_training_state(tmp_path, policy, optimizer, ALONE, step=0, extra={})
     other = tiny_policy()
     with pytest.raises(ValueError, match="other parameters"):
-        load_training_state(tmp_path, other, Optimizer(list(other.model.parameters()), ALONE, lambda step: 0.1), ALONE)
+        load_training_state(
+            tmp_path, other, Optimizer(list(other.model.parameters()), ALONE, lambda step: 0.1), ALONE
+        )
     with pytest.raises(ValueError, match="another number of ranks than 2"):
         load_training_state(tmp_path, policy, optimizer, Parted(0, 2, torch.device("cpu")))
     (tmp_path / "state-00000000.rank1-of-2.pt").write_bytes(b"")
@@ -211,7 +245,9 @@ def test_a_state_of_another_run_is_an_error(tmp_path):
 
 
 def test_checkpoint_is_merged_and_replaces_the_old_one(tmp_path):
-    """The checkpoint loads as a plain model with the adapted log-probabilities; a file of the older one does not stay."""
+    """The checkpoint loads as a plain model with the adapted log-probabilities; a file of the older one does
+    not stay.
+    """
     policy, optimizer = start()
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "old").write_text("x")
@@ -228,8 +264,12 @@ def test_checkpoint_is_merged_and_replaces_the_old_one(tmp_path):
 
 
 def test_a_checkpoint_generates_the_same_text_elsewhere(tmp_path):
-    """`from_pretrained` and `generate`, which know nothing of this package, give the sampler's greedy answers, with a picture and without, to the end token."""
-    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    """`from_pretrained` and `generate`, which know nothing of this package, give the sampler's greedy
+    answers, with a picture and without, to the end token.
+    """
+    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)).save(
+        tmp_path / "a.png"
+    )
     picture = Image(path="a.png", sha256="", width=160, height=96)
     policy = wavering_policy()
     policy.model.generation_config.eos_token_id = policy.end_id
@@ -242,20 +282,26 @@ def test_a_checkpoint_generates_the_same_text_elsewhere(tmp_path):
     parts = ordinary(3).messages[0].parts
     for shown in (parts, (picture, *parts)):
         prompt = policy.encode_prompt([Message(role="user", parts=shown)], tmp_path)
-        ((ours,),) = sample(policy, [prompt], n=1, max_new_tokens=40, seeds=[0], decoding=Decoding(temperature=0))
+        ((ours,),) = sample(
+            policy, [prompt], n=1, max_new_tokens=40, seeds=[0], decoding=Decoding(temperature=0)
+        )
         pictures = {}
         if prompt.pixel_values is not None:
             pictures = {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.image_grid}
             pictures["mm_token_type_ids"] = (prompt.ids == other.config.image_token_id).int()[None]
         ids = prompt.ids[None]
-        theirs = other.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, **pictures)[0, len(prompt) :]
+        theirs = other.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, **pictures
+        )[0, len(prompt) :]
         assert theirs.tolist() == ours.ids.tolist()
         assert tokenizer.decode(theirs, skip_special_tokens=False).removesuffix("<|im_end|>") == ours.text
         assert pictures or (ours.finish_reason == "stop" and ours.text.startswith('{"action":[{"click'))
 
 
 def test_the_generation_settings_survive_sharded_loading(tmp_path):
-    """A model made on the meta device knows the end token of its checkpoint, so that servers of what it becomes stop there."""
+    """A model made on the meta device knows the end token of its checkpoint, so that servers of what it
+    becomes stop there.
+    """
     policy = tiny_policy()
     policy.model.generation_config.eos_token_id = policy.end_id
     policy.save(tmp_path)
@@ -265,16 +311,28 @@ def test_the_generation_settings_survive_sharded_loading(tmp_path):
 def test_adapters_are_saved_in_the_common_layout(tmp_path):
     """The file names, configuration and tensor names that PEFT reads, one A [r, in] and B [out, r] a layer."""
     policy, _ = start()
-    save_checkpoint(policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter", base_name="Qwen/Qwen3-VL-8B-Instruct")
-    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    save_checkpoint(
+        policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter", base_name="Qwen/Qwen3-VL-8B-Instruct"
+    )
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]) == ("LORA", 2, 4, "none")
     assert config["base_model_name_or_path"] == "Qwen/Qwen3-VL-8B-Instruct"
-    leaves = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    leaves = [f"self_attn.{name}_proj" for name in "qkvo"] + [
+        f"mlp.{name}_proj" for name in ("gate", "up", "down")
+    ]
     layers = [f"model.language_model.layers.{number}.{leaf}" for number in range(2) for leaf in leaves]
     assert config["target_modules"] == sorted(layers)
-    tensors, modules = load_file(tmp_path / "adapter/adapter_model.safetensors"), dict(policy.model.named_modules())
-    assert tensors.keys() == {f"base_model.model.{layer}.lora_{side}.weight" for layer in layers for side in "AB"}
+    tensors, modules = (
+        load_file(tmp_path / "adapter/adapter_model.safetensors"),
+        dict(policy.model.named_modules()),
+    )
+    assert tensors.keys() == {
+        f"base_model.model.{layer}.lora_{side}.weight" for layer in layers for side in "AB"
+    }
     for layer in layers:
         rows, columns = modules[layer].weight.shape
         assert tensors[f"base_model.model.{layer}.lora_A.weight"].shape == (2, columns)

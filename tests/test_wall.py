@@ -1,6 +1,8 @@
-"""The wall between the splits: no stage before the evaluation reads or writes a task, a task text or a name that only the held-out split has.
+"""The wall between the splits: no stage before the evaluation reads or writes a task, a task text or a name
+that only the held-out split has.
 
-The whole chain runs on a few tasks over the replay of the playground; the smoke demo's folder is searched too where there is one.
+The whole chain runs on a few tasks over the replay of the playground; the smoke demo's folder is searched too
+where there is one.
 """
 
 import re
@@ -23,12 +25,22 @@ from rmsweb.records import Task, Trajectory, dumps, read_records
 
 ROOT = Path(__file__).parent.parent
 SMOKE = ROOT / "runs" / "smoke"
-STAGES = ("collect", "collect-dev", "train-sft", "pool", "mined", "mined-dev", "train-rl")  # as in scripts/demo.sh
+STAGES = (
+    "collect",
+    "collect-dev",
+    "train-sft",
+    "pool",
+    "mined",
+    "mined-dev",
+    "train-rl",
+)  # as in scripts/demo.sh
 POOL_AND_LATER = ("pool", "mined", "train-rl")
 BINARY = (".safetensors", ".pt", ".png", ".jpg", ".jpeg")
 NAMES = sorted(set(entities("held-out")) - set(entities("train")) - set(entities("dev")))
 SECRETS = [secret for world in make_worlds("held-out", 200) for secret in (world.task_id, world.text)]
-HELD_OUT = re.compile("|".join([*map(re.escape, SECRETS), "held-out", rf"(?:{'|'.join(NAMES)})(?![a-z])"]))  # a name of train may begin with one of these
+HELD_OUT = re.compile(
+    "|".join([*map(re.escape, SECRETS), "held-out", rf"(?:{'|'.join(NAMES)})(?![a-z])"])
+)  # a name of train may begin with one of these
 
 
 def held_out(text: str) -> set[str]:
@@ -37,7 +49,9 @@ def held_out(text: str) -> set[str]:
 
 
 def texts(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Every text file of a folder but the base's tokenizer, which knows all words of the playground: a copy of it says nothing about a task."""
+    """Every text file of a folder but the base's tokenizer, which knows all words of the playground: a copy
+    of it says nothing about a task.
+    """
     vocabulary = (BASE_FOLDER / "tokenizer.json").read_text(encoding="utf-8")
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix not in BINARY:
@@ -47,9 +61,11 @@ def texts(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def shown_and_said(folder: Path) -> tuple[set[str], set[str]]:
-    """Of the runs in a folder: what tasks and pages showed of the held-out split before the policy had written it, and what the policy wrote.
+    """Of the runs in a folder: what tasks and pages showed of the held-out split before the policy had
+    written it, and what the policy wrote.
 
-    The tiny policy has the words of all splits in its vocabulary and now and then types one that it was never shown; the page may show it from then on.
+    The tiny policy has the words of all splits in its vocabulary and now and then types one that it was never
+    shown; the page may show it from then on.
     """
     shown, all_said = set[str](), set[str]()
     for trajectory in read_records(folder / "trajectories.rank0.jsonl", Trajectory):
@@ -71,18 +87,36 @@ def assert_wall(root: Path) -> None:
     for stage in STAGES:
         files = dict(texts(root / stage))
         assert {"config.json", "metrics.jsonl"} <= {path.name for path in files} or stage.startswith("mined")
-        leaks = {path: found for path, text in files.items() if (found := held_out(text) - (said if stage in POOL_AND_LATER else set()))}
+        leaks = {
+            path: found
+            for path, text in files.items()
+            if (found := held_out(text) - (said if stage in POOL_AND_LATER else set()))
+        }
         assert not leaks
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory, teacher_url: str) -> Path:
-    """The stages of the demo in their order, with the file of held-out tasks out of reach until the evaluation."""
+    """The stages of the demo in their order, with the file of held-out tasks out of reach until the
+    evaluation.
+    """
     root = tmp_path_factory.mktemp("wall")
     base, runs = str(BASE_FOLDER), ["--max-steps", "8", "--concurrency", "2", "--seed", "0"]
-    assert playground(["tasks", "--out", str(root / "tasks"), "--train", "4", "--dev", "4", "--held-out", "18"]) == 0
+    assert (
+        playground(["tasks", "--out", str(root / "tasks"), "--train", "4", "--dev", "4", "--held-out", "18"])
+        == 0
+    )
     hidden = (root / "tasks/held-out.jsonl").rename(tmp_path_factory.mktemp("hidden") / "tasks.jsonl")
-    roles = ["--policy-url", teacher_url, "--policy-model", "scripted-teacher", "--reflection-model", "scripted-reflection", "--rounds", "3"]
+    roles = [
+        "--policy-url",
+        teacher_url,
+        "--policy-model",
+        "scripted-teacher",
+        "--reflection-model",
+        "scripted-reflection",
+        "--rounds",
+        "3",
+    ]
     judge = ["--judge-url", teacher_url, "--judge-model", "scripted-failure-judge", "--tokenizer", base]
 
     def done(code: int) -> None:
@@ -95,19 +129,104 @@ def chain(tmp_path_factory: pytest.TempPathFactory, teacher_url: str) -> Path:
         without_browser(patch)
         for split, out in (("train", "collect"), ("dev", "collect-dev")):
             tasks = ("--tasks", root / f"tasks/{split}.jsonl", "--split", split)
-            run(collect.main, out, *tasks, *roles, *runs, "--tokenizer", base, "--prompt-config", ROOT / "scripts/demo_prompt.json")
-        samples = ("--samples", root / "collect/samples.jsonl", "--dev-samples", root / "collect-dev/samples.jsonl")
-        sizes = ("--epochs", 1, "--per-device-batch", 8, "--accumulation", 1, "--lora-rank", 4, "--threads", 1, "--device", "cpu")
+            run(
+                collect.main,
+                out,
+                *tasks,
+                *roles,
+                *runs,
+                "--tokenizer",
+                base,
+                "--prompt-config",
+                ROOT / "scripts/demo_prompt.json",
+            )
+        samples = (
+            "--samples",
+            root / "collect/samples.jsonl",
+            "--dev-samples",
+            root / "collect-dev/samples.jsonl",
+        )
+        sizes = (
+            "--epochs",
+            1,
+            "--per-device-batch",
+            8,
+            "--accumulation",
+            1,
+            "--lora-rank",
+            4,
+            "--threads",
+            1,
+            "--device",
+            "cpu",
+        )
         run(train_sft.main, "train-sft", "--model", base, *samples, *sizes)
         sft = root / "train-sft/checkpoint-best"
-        run(evaluate.main, "pool", "--policy", sft, "--tasks", root / "tasks/train.jsonl", "--split", "train", "--runs", 1, "--stop-on-stall", *runs)
+        run(
+            evaluate.main,
+            "pool",
+            "--policy",
+            sft,
+            "--tasks",
+            root / "tasks/train.jsonl",
+            "--split",
+            "train",
+            "--runs",
+            1,
+            "--stop-on-stall",
+            *runs,
+        )
         run(mine.main, "mined", "--pool", root / "collect", root / "pool", "--split", "train", *judge)
         run(mine.main, "mined-dev", "--pool", root / "collect-dev", "--split", "dev", *judge)
-        states = ("--states", root / "mined/mined.jsonl", "--dev-states", root / "mined-dev/mined.jsonl", root / "mined-dev/ordinary.jsonl")
-        sizes = ("--max-steps", 1, "--train-batch", 2, "--mini-batch", 1, "--num-rollouts", 4, "--max-generation-batches", 2, "--lora-rank", 4)
-        run(train_rl.main, "train-rl", "--model", sft, *states, *sizes, "--response-budget", 40, "--threads", 1, "--device", "cpu")
+        states = (
+            "--states",
+            root / "mined/mined.jsonl",
+            "--dev-states",
+            root / "mined-dev/mined.jsonl",
+            root / "mined-dev/ordinary.jsonl",
+        )
+        sizes = (
+            "--max-steps",
+            1,
+            "--train-batch",
+            2,
+            "--mini-batch",
+            1,
+            "--num-rollouts",
+            4,
+            "--max-generation-batches",
+            2,
+            "--lora-rank",
+            4,
+        )
+        run(
+            train_rl.main,
+            "train-rl",
+            "--model",
+            sft,
+            *states,
+            *sizes,
+            "--response-budget",
+            40,
+            "--threads",
+            1,
+            "--device",
+            "cpu",
+        )
         hidden.rename(root / "tasks/held-out.jsonl")
-        run(evaluate.main, "rl", "--policy", root / "train-rl/checkpoint-best", "--tasks", root / "tasks/held-out.jsonl", "--runs", 1, "--limit", 2, *runs)
+        run(
+            evaluate.main,
+            "rl",
+            "--policy",
+            root / "train-rl/checkpoint-best",
+            "--tasks",
+            root / "tasks/held-out.jsonl",
+            "--runs",
+            1,
+            "--limit",
+            2,
+            *runs,
+        )
     return root
 
 
@@ -117,7 +236,9 @@ def test_no_stage_before_the_evaluation_knows_the_held_out_split(chain: Path) ->
 
 
 def test_the_search_finds_what_is_there(chain: Path) -> None:
-    """In the held-out task file every id and text and a name of each task; in an evaluation of held-out tasks what their pages showed; in a leak, the leak."""
+    """In the held-out task file every id and text and a name of each task; in an evaluation of held-out tasks
+    what their pages showed; in a leak, the leak.
+    """
     tasks = list(read_records(chain / "tasks/held-out.jsonl", Task))
     for task in tasks:
         assert held_out(task.task_id) == {task.task_id}
@@ -128,7 +249,9 @@ def test_the_search_finds_what_is_there(chain: Path) -> None:
     assert len(shown & set(NAMES)) > 5
     assert shown >= {secret for task in tasks[:2] for secret in (task.task_id, task.text)}
     assert "config.json" in {path.name for path, text in texts(chain / "rl") if held_out(text)}
-    assert {path.name for path, text in texts(chain / "rl") if set(NAMES) & held_out(text)} >= {"trajectories.rank0.jsonl"}
+    assert {path.name for path, text in texts(chain / "rl") if set(NAMES) & held_out(text)} >= {
+        "trajectories.rank0.jsonl"
+    }
     report = chain / "mined-dev/report.json"
     whole = report.read_text(encoding="utf-8")
     report.write_text(whole + tasks[0].text, encoding="utf-8")
@@ -138,21 +261,32 @@ def test_the_search_finds_what_is_there(chain: Path) -> None:
 
 
 def test_the_demo_names_the_held_out_split_in_its_evaluations_alone() -> None:
-    """Before the evaluation only the line that writes the task files names it; the study is held to the same in test_study."""
+    """Before the evaluation only the line that writes the task files names it; the study is held to the same
+    in test_study.
+    """
     script, _, evaluation = (ROOT / "scripts/demo.sh").read_text(encoding="utf-8").partition(" 6 evaluation ")
     stages = script.partition("1 tasks and roles")[2].splitlines()
-    assert [line.split()[:5] for line in stages if re.search("held.?out", line, re.IGNORECASE)] == [["run", "collect", "-m", "rmsweb.playground", "tasks"]]
+    assert [line.split()[:5] for line in stages if re.search("held.?out", line, re.IGNORECASE)] == [
+        ["run", "collect", "-m", "rmsweb.playground", "tasks"]
+    ]
     assert "$OUT/tasks/held-out.jsonl" in evaluation
 
 
 def smoke_is_of_this_base() -> bool:
     """Whether the smoke demo was run here to its end, with the base and so with the words of today."""
     trained = SMOKE / "train-sft/checkpoint-last/tokenizer.json"
-    return (SMOKE / "summary.json").exists() and trained.read_bytes() == (BASE_FOLDER / "tokenizer.json").read_bytes()
+    return (SMOKE / "summary.json").exists() and trained.read_bytes() == (
+        BASE_FOLDER / "tokenizer.json"
+    ).read_bytes()
 
 
-@pytest.mark.skipif(not smoke_is_of_this_base(), reason="scripts/demo.sh --smoke was not run here with this base; scripts/test.sh runs it first")
+@pytest.mark.skipif(
+    not smoke_is_of_this_base(),
+    reason="scripts/demo.sh --smoke was not run here with this base; scripts/test.sh runs it first",
+)
 def test_the_smoke_demo_kept_the_wall() -> None:
-    """The same search over what the smoke demo wrote in a real browser; it does find the held-out split in the evaluations."""
+    """The same search over what the smoke demo wrote in a real browser; it does find the held-out split in
+    the evaluations.
+    """
     assert_wall(SMOKE)
     assert all(shown_and_said(SMOKE / stage)[0] & set(NAMES) for stage in ("base", "sft", "rl"))

@@ -1,4 +1,6 @@
-"""A tiny Qwen3-VL of the real class with random weights and a small byte-level tokenizer, for every test that needs a policy."""
+"""A tiny Qwen3-VL of the real class with random weights and a small byte-level tokenizer, for every test that
+needs a policy.
+"""
 
 from pathlib import Path
 
@@ -9,12 +11,27 @@ from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForCondi
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.prompt import PromptConfig
 
-CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+CONTROL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
 CORPUS = [
     '{"evaluation_previous_goal":"ok","memory":"","next_goal":"click lamp","action":[{"click_element_by_index":{"index":3}}]}',
     "<task>\nBuy the red lamp\n</task>\n<browser_state>\n[1]<input name=q />\n[2]<button />\n\tSearch\n</browser_state>\n",
 ]
-SMALL_PROMPT = PromptConfig(history_steps=2, viewport=(160, 96), image_min_pixels=1024, image_max_pixels=16384, prompt_budget=400, response_budget=64)
+SMALL_PROMPT = PromptConfig(
+    history_steps=2,
+    viewport=(160, 96),
+    image_min_pixels=1024,
+    image_max_pixels=16384,
+    prompt_budget=400,
+    response_budget=64,
+)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -23,11 +40,25 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=340, special_tokens=CONTROL, initial_alphabet=alphabet, show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=340, special_tokens=CONTROL, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
 
 
-def tiny_config(tokenizer: PreTrainedTokenizerFast, *, hidden: int = 64, layers: int = 2, vision: int = 32, tied: bool = True) -> Qwen3VLConfig:
+def tiny_config(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    vision: int = 32,
+    tied: bool = True,
+) -> Qwen3VLConfig:
     number = tokenizer.convert_tokens_to_ids
     return Qwen3VLConfig(
         text_config={
@@ -39,7 +70,12 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast, *, hidden: int = 64, layers:
             "num_key_value_heads": 2,
             "head_dim": 32,
             "max_position_embeddings": 32768,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True, "mrope_section": [6, 5, 5]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5e6,
+                "mrope_interleaved": True,
+                "mrope_section": [6, 5, 5],
+            },
         },
         vision_config={
             "depth": 2,
@@ -62,12 +98,23 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast, *, hidden: int = 64, layers:
 
 
 def tiny_policy(
-    *, seed: int = 0, hidden: int = 64, layers: int = 2, tied: bool = True, std: float = 0.2, prompt_config: PromptConfig = SMALL_PROMPT
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    layers: int = 2,
+    tied: bool = True,
+    std: float = 0.2,
+    prompt_config: PromptConfig = SMALL_PROMPT,
 ) -> PolicyModel:
-    """A policy in memory. `std` of the random weights: large enough that its answers differ from prompt to prompt."""
+    """A policy in memory.
+
+    `std` of the random weights: large enough that its answers differ from prompt to prompt.
+    """
     tokenizer = tiny_tokenizer()
     torch.manual_seed(seed)
-    model = Qwen3VLForConditionalGeneration._from_config(tiny_config(tokenizer, hidden=hidden, layers=layers, tied=tied), attn_implementation="sdpa")
+    model = Qwen3VLForConditionalGeneration._from_config(
+        tiny_config(tokenizer, hidden=hidden, layers=layers, tied=tied), attn_implementation="sdpa"
+    )
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=std)

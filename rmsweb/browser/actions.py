@@ -1,10 +1,13 @@
 """Actions: one table of what the agent may do, and the total parser of its answers.
 
-Purpose: the table `ACTIONS` drives parsing, validation, canonical text, the schema text of the prompt, and execution. Names,
-parameters, types and defaults mirror Browser Use 0.7.10, so that a policy trained here can be served behind it.
+Purpose: the table `ACTIONS` drives parsing, validation, canonical text, the schema text of the prompt, and
+execution. Names, parameters, types and defaults mirror Browser Use 0.7.10, so that a policy trained here can
+be served behind it.
 
-ours: the web search is called `search_engine` as in the paper's Table 4 (no Browser Use release has that name); `search` and
-`search_google` parse to it. ours: a `done` without `success` parses, because Table 4 has a reward level for it.
+ours: the web search is called `search_engine` as in the paper's Table 4 (no Browser Use release has that
+name); `search` and
+`search_google` parse to it. ours: a `done` without `success` parses, because Table 4 has a reward level for
+it.
 """
 
 import json
@@ -38,7 +41,11 @@ class ParamSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """One action. `changes_state`: it changes the browser, finishes or extracts. `passive`: it only waits, scrolls or goes back."""
+    """One action.
+
+    `changes_state`: it changes the browser, finishes or extracts. `passive`: it only waits, scrolls or goes
+    back.
+    """
 
     name: str
     params: tuple[ParamSpec, ...]
@@ -57,7 +64,9 @@ _SPECS = (
     ),
     ActionSpec("go_to_url", (P("url", "str"), P("new_tab", "bool", False)), "open a URL"),
     ActionSpec("go_back", (), "go back in the tab's history", passive=True, changes_state=False),
-    ActionSpec("wait", (P("seconds", "int", 3),), "wait, at most 30 seconds", passive=True, changes_state=False),
+    ActionSpec(
+        "wait", (P("seconds", "int", 3),), "wait, at most 30 seconds", passive=True, changes_state=False
+    ),
     ActionSpec(
         "click_element_by_index",
         (_INDEX, P("while_holding_ctrl", "bool", None, optional=True, aliases=("ctrl",))),
@@ -65,10 +74,16 @@ _SPECS = (
     ),
     ActionSpec(
         "input_text",
-        (P("index", "int", minimum=0), P("text", "str"), P("clear_existing", "bool", True, aliases=("clear",))),
+        (
+            P("index", "int", minimum=0),
+            P("text", "str"),
+            P("clear_existing", "bool", True, aliases=("clear",)),
+        ),
         "type into a field; clear_existing false appends",
     ),
-    ActionSpec("upload_file_to_element", (P("index", "int"), P("path", "str")), "choose a file for a file field"),
+    ActionSpec(
+        "upload_file_to_element", (P("index", "int"), P("path", "str")), "choose a file for a file field"
+    ),
     ActionSpec("switch_tab", (P("tab_id", "str", length=4),), "bring a tab to the front"),
     ActionSpec("close_tab", (P("tab_id", "str", length=4),), "close a tab"),
     ActionSpec(
@@ -78,7 +93,11 @@ _SPECS = (
     ),
     ActionSpec(
         "scroll",
-        (P("down", "bool"), P("num_pages", "float", aliases=("pages",)), P("frame_element_index", "int", None, optional=True, aliases=("index",))),
+        (
+            P("down", "bool"),
+            P("num_pages", "float", aliases=("pages",)),
+            P("frame_element_index", "int", None, optional=True, aliases=("index",)),
+        ),
         "scroll the page, or the scrollable element of that index",
         passive=True,
         changes_state=False,
@@ -100,7 +119,10 @@ _SPECS = (
         changes_state=False,
     ),
     ActionSpec(
-        "replace_file_str", (P("file_name", "str"), P("old_str", "str"), P("new_str", "str")), "replace text in a file of your own", changes_state=False
+        "replace_file_str",
+        (P("file_name", "str"), P("old_str", "str"), P("new_str", "str")),
+        "replace text in a file of your own",
+        changes_state=False,
     ),
     ActionSpec("read_file", (P("file_name", "str"),), "read a file", changes_state=False),
     ActionSpec("execute_js", (P("code", "str"),), "run JavaScript in the page"),
@@ -132,11 +154,14 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
 MAY_BE_MISSING = {("done", "success")}
 OUTPUT_KEYS = ("thinking", "evaluation_previous_goal", "memory", "next_goal")
 
-# ------------------------------------------------------------------------------------------------------------- parsing
+# ---------------------------------------------------------------------------------------------------- parsing
 
 
 def _convert(spec: ParamSpec, value: Any) -> Any:
-    """JSON value -> typed parameter, or ValueError with the reason. A bool is not an integer; "3" is an index."""
+    """JSON value -> typed parameter, or ValueError with the reason.
+
+    A bool is not an integer; "3" is an index.
+    """
     if value is None and spec.optional:
         return None
     if spec.kind == "int":
@@ -223,7 +248,9 @@ def _skip(text: str, at: int) -> int:
 
 
 def _members(text: str, at: int) -> tuple[list[_Member], int]:
-    """Members of the JSON object that starts at `at`, and its end; ValueError (or RecursionError) where there is none."""
+    """Members of the JSON object that starts at `at`, and its end; ValueError (or RecursionError) where there
+    is none.
+    """
     members: list[_Member] = []
     at = _skip(text, at + 1)
     if text[at : at + 1] == "}":
@@ -245,7 +272,10 @@ def _members(text: str, at: int) -> tuple[list[_Member], int]:
 
 
 def _objects(text: str) -> Iterator[list[_Member]]:
-    """Every JSON object that stands in the text at the top level. At most 64 places are tried, so hostile texts stay cheap."""
+    """Every JSON object that stands in the text at the top level.
+
+    At most 64 places are tried, so hostile texts stay cheap.
+    """
     at, tries = text.find("{"), 0
     while at >= 0 and tries < 64:
         tries += 1
@@ -261,7 +291,10 @@ def _answer(text: str) -> list[_Member] | ParseFailure:
     """The one object of the text that has an `action`."""
     found = [members for members in _objects(text) if any(member[0] == "action" for member in members)]
     if len(found) != 1:
-        return ParseFailure(reason=f"found {len(found)} JSON objects with an action, expected one", position=max(text.find("{"), 0))
+        return ParseFailure(
+            reason=f"found {len(found)} JSON objects with an action, expected one",
+            position=max(text.find("{"), 0),
+        )
     keys = [member[0] for member in found[0]]
     if len(set(keys)) != len(keys):
         return ParseFailure(reason="a key stands twice", position=found[0][-1][2])
@@ -269,7 +302,8 @@ def _answer(text: str) -> list[_Member] | ParseFailure:
 
 
 def parse_agent_output(text: str) -> AgentOutput | ParseFailure:
-    """Any text -> AgentOutput, or ParseFailure with the reason. Accepts fences and text around one JSON object; guesses nothing.
+    """Any text -> AgentOutput, or ParseFailure with the reason. Accepts fences and text around one JSON
+    object; guesses nothing.
 
     >>> parse_agent_output('ok: {"memory":"m","action":[{"go_back":{}}]}').actions
     (Action(name='go_back', params={}),)
@@ -306,7 +340,8 @@ def parse_agent_output(text: str) -> AgentOutput | ParseFailure:
 
 
 def action_span(text: str) -> tuple[int, int] | None:
-    """Character span [start, end) of the value of "action", brackets included: the set A of the salvage anchor (Eq. 3). None where the text does not parse.
+    """Character span [start, end) of the value of "action", brackets included: the set A of the salvage
+    anchor (Eq. 3). None where the text does not parse.
 
     >>> text = '{"memory":"m","action":[{"go_back":{}}]}'
     >>> text[slice(*action_span(text))]
@@ -318,7 +353,7 @@ def action_span(text: str) -> tuple[int, int] | None:
     return next((start, end) for key, _, start, end in members if key == "action")
 
 
-# ------------------------------------------------------------------------------------------------------ canonical text
+# --------------------------------------------------------------------------------------------- canonical text
 
 
 def _plain(value: Any) -> Any:
@@ -332,7 +367,9 @@ def _compact(value: Any) -> str:
 def _canonical(action: Action) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for spec in ACTIONS[action.name].params:
-        if spec.name in action.params and (spec.required or _plain(action.params[spec.name]) != _plain(spec.default)):
+        if spec.name in action.params and (
+            spec.required or _plain(action.params[spec.name]) != _plain(spec.default)
+        ):
             params[spec.name] = _plain(action.params[spec.name])
     return {action.name: params}
 
@@ -354,7 +391,10 @@ def canonical_text(output: AgentOutput, *, thinking: bool = True) -> str:
 
 
 def with_defaults(action: Action) -> dict[str, Any]:
-    """All parameters for execution: those given, the defaults of the others. A `done` without `success` counts as False."""
+    """All parameters for execution: those given, the defaults of the others.
+
+    A `done` without `success` counts as False.
+    """
     params = {spec.name: action.params.get(spec.name, spec.default) for spec in ACTIONS[action.name].params}
     return {key: False if value is REQUIRED else _plain(value) for key, value in params.items()}
 
@@ -366,5 +406,8 @@ def _signature(spec: ParamSpec) -> str:
 
 def schema_text() -> str:
     """The list of actions for the prompt, one a line."""
-    lines = (f"- {spec.name}({', '.join(_signature(param) for param in spec.params)}): {spec.summary}" for spec in _SPECS)
+    lines = (
+        f"- {spec.name}({', '.join(_signature(param) for param in spec.params)}): {spec.summary}"
+        for spec in _SPECS
+    )
     return "\n".join(lines) + "\n"

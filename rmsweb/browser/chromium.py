@@ -1,6 +1,8 @@
-"""A real Chromium that several sessions share: where it is, how it is started, and how it is started again when it died.
+"""A real Chromium that several sessions share: where it is, how it is started, and how it is started again
+when it died.
 
-Purpose: the process below `session`. Flags turn off what talks to the network by itself or makes one run differ from the next.
+Purpose: the process below `session`. Flags turn off what talks to the network by itself or makes one run
+differ from the next.
 
 ours: the browser may be any Chromium or Chrome that Playwright can drive; its kind and version are recorded.
 """
@@ -35,7 +37,14 @@ FLAGS = (
     "--hide-scrollbars",
     "--force-color-profile=srgb",
 )
-_COMMANDS = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_COMMANDS = (
+    "chromium-headless-shell",
+    "chrome-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+)
 START_LIMIT_S = 60.0
 
 
@@ -66,20 +75,29 @@ def _installed_by_playwright() -> list[Path]:
 
 
 def find_chromium() -> Path:
-    """The browser to use: $RMSWEB_CHROMIUM, then Playwright's builds, then what is on PATH. FileNotFoundError where there is none."""
+    """The browser to use: $RMSWEB_CHROMIUM, then Playwright's builds, then what is on PATH. FileNotFoundError
+    where there is none.
+    """
     given = os.environ.get("RMSWEB_CHROMIUM")
     if given:
         if not Path(given).is_file():
-            raise FileNotFoundError(f"RMSWEB_CHROMIUM={given} is not a file; expected the path of a Chromium or Chrome")
+            raise FileNotFoundError(
+                f"RMSWEB_CHROMIUM={given} is not a file; expected the path of a Chromium or Chrome"
+            )
         return Path(given)
     found = [*_installed_by_playwright(), *(Path(path) for name in _COMMANDS if (path := shutil.which(name)))]
     if not found:
-        raise FileNotFoundError("no Chromium found: run scripts/setup.sh, or set RMSWEB_CHROMIUM to the path of a Chromium or Chrome")
+        raise FileNotFoundError(
+            "no Chromium found: run scripts/setup.sh, or set RMSWEB_CHROMIUM to the path of a Chromium or Chrome"
+        )
     return found[0]
 
 
 class Browser:
-    """A running Chromium. `launch` starts it; `restart` replaces a dead one, once for all sessions that noticed."""
+    """A running Chromium.
+
+    `launch` starts it; `restart` replaces a dead one, once for all sessions that noticed.
+    """
 
     def __init__(self, playwright: Playwright, options: BrowserOptions, executable: Path) -> None:
         self._playwright, self.options, self.executable = playwright, options, executable
@@ -94,7 +112,10 @@ class Browser:
     @classmethod
     @asynccontextmanager
     async def launch(cls, options: BrowserOptions | None = None) -> AsyncIterator[Self]:
-        """Starts a browser and closes it at the end. FileNotFoundError where there is none, BrowserDied where it does not start."""
+        """Starts a browser and closes it at the end.
+
+        FileNotFoundError where there is none, BrowserDied where it does not start.
+        """
         options = options or BrowserOptions()
         executable = Path(options.executable) if options.executable else find_chromium()
         if not executable.is_file():
@@ -115,7 +136,10 @@ class Browser:
             args.append(f"--host-resolver-rules={self.options.host_map}")
         try:
             self._process = await self._playwright.chromium.launch(
-                executable_path=str(self.executable), headless=self.options.headless, args=args, timeout=START_LIMIT_S * 1000
+                executable_path=str(self.executable),
+                headless=self.options.headless,
+                args=args,
+                timeout=START_LIMIT_S * 1000,
             )
         except Error as error:
             raise BrowserDied(f"{self.executable} does not start: {error.message.splitlines()[0]}") from None
@@ -143,10 +167,12 @@ class Browser:
         return self.process.version
 
     async def judge_redirects(self) -> None:
-        """From now on a redirect of a page or a frame is followed only where one of the judges accepts its URL; another host gets no request.
+        """From now on a redirect of a page or a frame is followed only where one of the judges accepts its
+        URL; another host gets no request.
 
-        ours: Playwright's routes do not see redirects. Only documents are held up, for one message each; whose page it is the browser does not say
-        here, so that sessions of one browser with different lists are told apart only when the page was reached.
+        ours: Playwright's routes do not see redirects. Only documents are held up, for one message each;
+        whose page it is the browser does not say here, so that sessions of one browser with different lists
+        are told apart only when the page was reached.
         """
         if self._redirects is None:
             self._redirects = await self.process.new_browser_cdp_session()
@@ -155,7 +181,9 @@ class Browser:
             await self._redirects.send("Fetch.enable", {"patterns": patterns})
 
     def _on_paused(self, event: dict[str, Any]) -> None:
-        refused = "redirectedRequestId" in event and not any(judge(event["request"]["url"]) for judge in self.judges.values())
+        refused = "redirectedRequestId" in event and not any(
+            judge(event["request"]["url"]) for judge in self.judges.values()
+        )
         task = asyncio.get_running_loop().create_task(self._answer(event["requestId"], refused))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -163,7 +191,9 @@ class Browser:
     async def _answer(self, request: str, refused: bool) -> None:
         with suppress(Error):  # the page is gone
             if self._redirects is not None and refused:
-                await self._redirects.send("Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"})  # the old page stays
+                await self._redirects.send(
+                    "Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"}
+                )  # the old page stays
             elif self._redirects is not None:
                 await self._redirects.send("Fetch.continueRequest", {"requestId": request})
 

@@ -1,9 +1,10 @@
 """Controls of a page: clicking, typing, keys, dropdowns and file fields, on the very node that the agent saw.
 
-Purpose: what a hand does, with the real mouse and keyboard: after scrolling, once the node stands still, where nothing covers it.
+Purpose: what a hand does, with the real mouse and keyboard: after scrolling, once the node stands still,
+where nothing covers it.
 
-ours: an input is read back from the page, and a click that another element would get is an error that names it: a step that did not do
-what it should never looks like one that did.
+ours: an input is read back from the page, and a click that another element would get is an error that names
+it: a step that did not do what it should never looks like one that did.
 """
 
 import asyncio
@@ -92,7 +93,9 @@ async def call(frame: Frame, name: str, *args: Any, token: str = "") -> dict[str
     return found
 
 
-async def ask(frame: Frame, name: str, *args: Any, token: str = "", limit_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
+async def ask(
+    frame: Frame, name: str, *args: Any, token: str = "", limit_s: float = ANSWER_LIMIT_S
+) -> dict[str, Any]:
     """The same of a document that may be gone by now or on its way to another one: {} where no answer comes."""
     try:
         return await asyncio.wait_for(call(frame, name, *args, token=token), limit_s)
@@ -100,7 +103,7 @@ async def ask(frame: Frame, name: str, *args: Any, token: str = "", limit_s: flo
         return {}
 
 
-# --------------------------------------------------------------------------------------------------- mouse and keyboard
+# ----------------------------------------------------------------------------------------- mouse and keyboard
 
 
 async def _point(window: Window, target: Target, fact: Mapping[str, Any]) -> tuple[float, float]:
@@ -117,12 +120,16 @@ async def _point(window: Window, target: Target, fact: Mapping[str, Any]) -> tup
     return x, y
 
 
-async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False) -> tuple[float, float, str]:
-    """Clicks at a node's point; where that was and what to add to the message. ActionProblem where the page moved: then it has not got the press.
+async def _press_mouse(
+    window: Window, target: Target, fact: Mapping[str, Any], *, ctrl: bool = False
+) -> tuple[float, float, str]:
+    """Clicks at a node's point; where that was and what to add to the message. ActionProblem where the page
+    moved: then it has not got the press.
 
-    Asked twice: when the pointer is there, because a node that hovering has moved is found again, and because nothing keeps a press from a frame that came
-    over it or from a document that runs no scripts; and at the press, because a page may move things in between, which its own listeners alone see in
-    time. The pointer rests after the first answer: another move would be another chance to put something else there.
+    Asked twice: when the pointer is there, because a node that hovering has moved is found again, and because
+    nothing keeps a press from a frame that came over it or from a document that runs no scripts; and at the
+    press, because a page may move things in between, which its own listeners alone see in time. The pointer
+    rests after the first answer: another move would be another chance to put something else there.
     """
     for tries in range(1, 1 + MAX_HOVERS):
         x, y = await _point(window, target, fact)
@@ -132,7 +139,9 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
             break
         fact = await target.call("prepare")
         if tries == MAX_HOVERS:
-            raise ActionProblem(f"{target.label} moves under the pointer: {over.get('hit', 'nothing')} is in its place")
+            raise ActionProblem(
+                f"{target.label} moves under the pointer: {over.get('hit', 'nothing')} is in its place"
+            )
     if ctrl:
         await window.page.keyboard.down("Control")
     try:
@@ -141,10 +150,18 @@ async def _press_mouse(window: Window, target: Target, fact: Mapping[str, Any], 
     finally:
         if ctrl:
             await window.page.keyboard.up("Control")
-    became = await ask(target.frame, "pressed", token=target.token)  # a document that does not answer has got it
+    became = await ask(
+        target.frame, "pressed", token=target.token
+    )  # a document that does not answer has got it
     if became.get("missed"):
         raise ActionProblem(f"{target.label} {became['missed']}")
-    return x, y, "" if became.get("clicked", True) else "; the page got the press but no click: look whether the press alone was enough"
+    return (
+        x,
+        y,
+        ""
+        if became.get("clicked", True)
+        else "; the page got the press but no click: look whether the press alone was enough",
+    )
 
 
 async def _refusal(frame: Frame) -> str:
@@ -158,7 +175,9 @@ async def click(window: Window, p: dict[str, Any]) -> ActionResult:
     fact = await target.call("prepare")
     if fact["tag"] == "select":
         options = _list_options((await target.call("options"))["options"])
-        raise ActionProblem(f"{target.label} is a dropdown: use select_dropdown_option with one of\n{options}")
+        raise ActionProblem(
+            f"{target.label} is a dropdown: use select_dropdown_option with one of\n{options}"
+        )
     if fact["type"] == "file":
         raise ActionProblem(f"{target.label} is a file field: use upload_file_to_element")
     if fact["disabled"]:
@@ -166,7 +185,9 @@ async def click(window: Window, p: dict[str, Any]) -> ActionResult:
     asked = window.file_choosers
     x, y, note = await _press_mouse(window, target, fact, ctrl=ctrl)
     opened = await window.settle()
-    message = f"clicked {fact['what']}" + (f" at ({x:.0f}, {y:.0f})" if fact["tag"] == "canvas" else "") + note
+    message = (
+        f"clicked {fact['what']}" + (f" at ({x:.0f}, {y:.0f})" if fact["tag"] == "canvas" else "") + note
+    )
     if window.file_choosers > asked:
         message += "; it asks for a file: use upload_file_to_element on it"
     if fact["type"] in ("submit", "image"):
@@ -211,29 +232,54 @@ async def input_text(window: Window, p: dict[str, Any]) -> ActionResult:
     if fact["tag"] == "input" and fact["type"] in _NOT_TYPED:
         raise ActionProblem(f"{target.label} is a {fact['type']} field: {_NOT_TYPED[fact['type']]}")
     if fact["disabled"] or fact["readonly"]:
-        raise ActionProblem(f"{target.label} is {'disabled' if fact['disabled'] else 'read-only: click it instead'}")
+        raise ActionProblem(
+            f"{target.label} is {'disabled' if fact['disabled'] else 'read-only: click it instead'}"
+        )
     if fact["role"] == "slider":
-        raise ActionProblem(f"{target.label} is a slider and takes no text: click it, then press arrow keys with send_keys")
-    shown = "the text" if fact["type"] == "password" else json.dumps(window.secrets.mask(p["text"]), ensure_ascii=False)
+        raise ActionProblem(
+            f"{target.label} is a slider and takes no text: click it, then press arrow keys with send_keys"
+        )
+    shown = (
+        "the text"
+        if fact["type"] == "password"
+        else json.dumps(window.secrets.mask(p["text"]), ensure_ascii=False)
+    )
     if fact["tag"] == "input" and fact["type"] in _PICKED:
         held = (await target.call("set", text))["value"]
         if held != text:
-            raise ActionProblem(f"{target.label} is a {fact['type']} field and holds {held!r} after {shown} was given")
+            raise ActionProblem(
+                f"{target.label} is a {fact['type']} field and holds {held!r} after {shown} was given"
+            )
         return ActionResult(message=f"set {fact['what']} to {shown}")
     await _press_mouse(window, target, fact)
     focused = await target.call("focus", clear)
     before = "" if clear else focused["value"] or ""
     typed = replace(target, node=focused["id"])
     lines = fact["tag"] == "textarea" or fact["editable"]  # there, Enter alone may send what was typed
-    await (_type(window, text, line_break="Shift+Enter" if lines else "Enter") if text else window.page.keyboard.press("Delete"))
+    await (
+        _type(window, text, line_break="Shift+Enter" if lines else "Enter")
+        if text
+        else window.page.keyboard.press("Delete")
+    )
     await window.settle()
     if fact["suggests"] and text:
-        await ask(target.frame, "suggestions", target.node, SUGGESTIONS_LIMIT_MS, token=target.token, limit_s=READ_LIMIT_S)
-    found = await ask(typed.frame, "read", typed.node, token=typed.token, limit_s=READ_LIMIT_S)  # nothing where Enter sent a form
+        await ask(
+            target.frame,
+            "suggestions",
+            target.node,
+            SUGGESTIONS_LIMIT_MS,
+            token=target.token,
+            limit_s=READ_LIMIT_S,
+        )
+    found = await ask(
+        typed.frame, "read", typed.node, token=typed.token, limit_s=READ_LIMIT_S
+    )  # nothing where Enter sent a form
     message = f"typed {shown} into {focused['what']}" + (await _refusal(target.frame) if "\n" in text else "")
     held = found.get("value")
     if held is None or ("\n" in text and not lines) or _plain(held) == _plain(before + text):
-        return ActionResult(message=message + ("; choose one of its suggestions if some appear" if fact["combobox"] else ""))
+        return ActionResult(
+            message=message + ("; choose one of its suggestions if some appear" if fact["combobox"] else "")
+        )
     if text and (held == focused["value"] or not held):
         raise ActionProblem(f"{target.label} did not take {shown}: it holds {window.secrets.mask(held)!r}")
     actual = "something else" if fact["type"] == "password" else repr(window.secrets.mask(held))
@@ -257,7 +303,8 @@ _MODIFIERS = {
 
 
 def key_presses(keys: str) -> list[str] | None:
-    """What to press for a `send_keys` text, in Playwright's names; None where the text is to be typed. ValueError for an unknown key of a chord.
+    """What to press for a `send_keys` text, in Playwright's names; None where the text is to be typed.
+    ValueError for an unknown key of a chord.
 
     >>> key_presses("ctrl+a"), key_presses("Down down Enter"), key_presses("hello")
     (['Control+a'], ['ArrowDown', 'ArrowDown', 'Enter'], None)
@@ -311,7 +358,11 @@ async def send_keys(window: Window, p: dict[str, Any]) -> ActionResult:
     tab = await window.new_tab_within(0.0, known)
     if tab is not None:
         await window.switch_tab(tab)
-    return ActionResult(message=f"pressed {', '.join(presses)}{refusal}" + (f"; it opened tab {tab} and switched to it" if tab else ""), opened_tab=tab)
+    return ActionResult(
+        message=f"pressed {', '.join(presses)}{refusal}"
+        + (f"; it opened tab {tab} and switched to it" if tab else ""),
+        opened_tab=tab,
+    )
 
 
 async def upload(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -326,18 +377,25 @@ async def upload(window: Window, p: dict[str, Any]) -> ActionResult:
                 await _press_mouse(window, target, fact)
             await (await chooser.value).set_files(str(path))
         except Overdue:
-            raise ActionProblem(f"{target.label} is no file field, belongs to none and asks for no file") from None
+            raise ActionProblem(
+                f"{target.label} is no file field, belongs to none and asks for no file"
+            ) from None
     await window.settle()
     return ActionResult(message=f"chose the file {path.name}")
 
 
-# --------------------------------------------------------------------------------------------------------- dropdowns
+# -------------------------------------------------------------------------------------------------- dropdowns
 
 
 def _list_options(options: list[dict[str, Any]]) -> str:
     def line(o: dict[str, Any]) -> str:
         text, value = (json.dumps(o[key], ensure_ascii=False) for key in ("text", "value"))
-        return text + (f" value {value}" if value not in (text, '""') else "") + " (selected)" * bool(o["chosen"]) + " (disabled)" * bool(o["off"])
+        return (
+            text
+            + (f" value {value}" if value not in (text, '""') else "")
+            + " (selected)" * bool(o["chosen"])
+            + " (disabled)" * bool(o["off"])
+        )
 
     return "\n".join(map(line, options[:200]))
 
@@ -350,18 +408,26 @@ async def _options(window: Window, target: Target) -> dict[str, Any]:
         await window.settle()
         found = await target.call("options")
     if not found["options"]:
-        raise ActionProblem(f"{target.label} shows no options after a click; if something opened, click what it shows")
+        raise ActionProblem(
+            f"{target.label} shows no options after a click; if something opened, click what it shows"
+        )
     return found
 
 
 async def get_options(window: Window, p: dict[str, Any]) -> ActionResult:
     target = window.target(p["index"])
     text = _list_options((await _options(window, target))["options"])
-    return ActionResult(message=f"read the options of {target.label}", content=f"Options of {target.label}:\n{text}", show_once=True)
+    return ActionResult(
+        message=f"read the options of {target.label}",
+        content=f"Options of {target.label}:\n{text}",
+        show_once=True,
+    )
 
 
 async def _choose(window: Window, target: Target, number: int) -> list[str] | None:
-    """Chooses an option of a native dropdown -> the texts of those it holds when the page has reacted; None where the page put something else in its place."""
+    """Chooses an option of a native dropdown -> the texts of those it holds when the page has reacted; None
+    where the page put something else in its place.
+    """
     try:
         await target.call("choose", number)
         await window.settle()
@@ -385,7 +451,9 @@ async def select(window: Window, p: dict[str, Any]) -> ActionResult:
     )
     option = next((o for test in tests for o in found["options"] if test(o)), None)
     if option is None:
-        raise ActionProblem(f"{target.label} has no option {wanted[:100]!r}; its options are\n{_list_options(found['options'])}")
+        raise ActionProblem(
+            f"{target.label} has no option {wanted[:100]!r}; its options are\n{_list_options(found['options'])}"
+        )
     if option["off"]:
         raise ActionProblem(f"the option {option['text']!r} is disabled")
     if found["native"]:

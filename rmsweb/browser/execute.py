@@ -1,9 +1,11 @@
 """One action: from its name and parameters to what it did.
 
-Purpose: carries out every action of the schema. Clicking, typing and choosing are in `controls`; here are navigation, tabs, scrolling,
-files, extraction and scripts, and the one place that turns whatever goes wrong into an `error` in words that the agent can use.
+Purpose: carries out every action of the schema. Clicking, typing and choosing are in `controls`; here are
+navigation, tabs, scrolling, files, extraction and scripts, and the one place that turns whatever goes wrong
+into an `error` in words that the agent can use.
 
-ours: a scroll that moved nothing says so, a text that is not found is an error, and a failed navigation gives the reason.
+ours: a scroll that moved nothing says so, a text that is not found is an error, and a failed navigation gives
+the reason.
 """
 
 import asyncio
@@ -30,7 +32,7 @@ MAX_JS_CHARS = 20_000
 SHORT_ANSWER_CHARS = 1_000
 Extractor = Callable[[str, str, bool], Awaitable[str]]
 
-# -------------------------------------------------------------------------------------------------------- navigation
+# ------------------------------------------------------------------------------------------------- navigation
 
 
 async def _go(window: Window, url: str, new_tab: bool = False) -> ActionResult:
@@ -41,15 +43,21 @@ async def _go(window: Window, url: str, new_tab: bool = False) -> ActionResult:
         await window.open_tab()
     tab = f" in the new tab {window.active_tab}" if new_tab else ""
     try:
-        response = await window.page.goto(url, wait_until="domcontentloaded", timeout=NAVIGATION_LIMIT_S * 1000)
+        response = await window.page.goto(
+            url, wait_until="domcontentloaded", timeout=NAVIGATION_LIMIT_S * 1000
+        )
     except Error as error:
         reason = error.message.splitlines()[0]
         if "Download is starting" in reason or "net::ERR_ABORTED" in reason:
-            return ActionResult(message=f"{url[:200]} opened no page: it was downloaded, answered with nothing, or led to where nothing may be opened")
+            return ActionResult(
+                message=f"{url[:200]} opened no page: it was downloaded, answered with nothing, or led to where nothing may be opened"
+            )
         raise ActionProblem(f"could not open {url[:200]}: {_network_words(reason)}") from None
     await window.settle()
     status = f" (status {response.status})" if response is not None and response.status >= 400 else ""
-    return ActionResult(message=f"opened {url[:200]}{tab}{status}", opened_tab=window.active_tab if new_tab else None)
+    return ActionResult(
+        message=f"opened {url[:200]}{tab}{status}", opened_tab=window.active_tab if new_tab else None
+    )
 
 
 def _network_words(reason: str) -> str:
@@ -57,7 +65,11 @@ def _network_words(reason: str) -> str:
     match = re.search(r"net::ERR_([A-Z_]+)", reason)
     if match:
         return match[1].replace("_", " ").lower()
-    return f"no answer within {NAVIGATION_LIMIT_S:g} s" if "Timeout" in reason else reason.removeprefix("Page.goto: ")[:200]
+    return (
+        f"no answer within {NAVIGATION_LIMIT_S:g} s"
+        if "Timeout" in reason
+        else reason.removeprefix("Page.goto: ")[:200]
+    )
 
 
 async def _go_to_url(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -66,7 +78,9 @@ async def _go_to_url(window: Window, p: dict[str, Any]) -> ActionResult:
 
 async def _search(window: Window, p: dict[str, Any]) -> ActionResult:
     result = await _go(window, complete_url(search_url(p["query"], p["engine"], window.engines)))
-    return replace(result, message=f"searched for {json.dumps(p['query'], ensure_ascii=False)}: {result.message}")
+    return replace(
+        result, message=f"searched for {json.dumps(p['query'], ensure_ascii=False)}: {result.message}"
+    )
 
 
 async def _go_back(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -108,11 +122,18 @@ async def _scroll(window: Window, p: dict[str, Any]) -> ActionResult:
     else:
         target = window.target(index)
         inner = next((f for f in target.frame.child_frames if window.owner(f).node == target.node), None)
-        where, moved = target.label, await (call(inner, "scroll", None, pages) if inner else target.call("scroll", pages))
+        where, moved = (
+            target.label,
+            await (call(inner, "scroll", None, pages) if inner else target.call("scroll", pages)),
+        )
     if abs(moved["moved"]) < 1:
-        return ActionResult(message=f"nothing moved: {where} cannot scroll further {'down' if pages > 0 else 'up'}")
+        return ActionResult(
+            message=f"nothing moved: {where} cannot scroll further {'down' if pages > 0 else 'up'}"
+        )
     way = "down" if moved["moved"] > 0 else "up"
-    return ActionResult(message=f"scrolled {where} {way} by {abs(moved['moved']) / moved['height']:.1f} pages; {moved['below']:.1f} pages are below")
+    return ActionResult(
+        message=f"scrolled {where} {way} by {abs(moved['moved']) / moved['height']:.1f} pages; {moved['below']:.1f} pages are below"
+    )
 
 
 async def _scroll_to_text(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -128,27 +149,37 @@ async def _scroll_to_text(window: Window, p: dict[str, Any]) -> ActionResult:
     raise ActionProblem(f"the text {p['text'][:100]!r} is not on the page; it may be worded otherwise")
 
 
-# ------------------------------------------------------------------------------------------- reading, files, scripts, done
+# ------------------------------------------------------------------------------ reading, files, scripts, done
 
 
 async def _extract(window: Window, p: dict[str, Any], extractor: Extractor) -> ActionResult:
-    """Page text from a character on -> the extractor's answer; the text is kept, so that the question can become a training sample."""
+    """Page text from a character on -> the extractor's answer; the text is kept, so that the question can
+    become a training sample.
+    """
     query = p["query"]
-    part = piece(await asyncio.wait_for(window.markdown(p["extract_links"]), ACTION_LIMIT_S), p["start_from_char"])
+    part = piece(
+        await asyncio.wait_for(window.markdown(p["extract_links"]), ACTION_LIMIT_S), p["start_from_char"]
+    )
     if not part.text.strip():
         hint = ""
         if part.total == 0 and window.files.names():
             hint = f"; a PDF or a download is read with read_file: {', '.join(window.files.names())}"
-        raise ActionProblem(f"the page has no text from character {p['start_from_char']} on (it has {part.total} characters){hint}")
+        raise ActionProblem(
+            f"the page has no text from character {p['start_from_char']} on (it has {part.total} characters){hint}"
+        )
     path = window.store_page(part.text)
     answer = await extractor(query, part.text, p["extract_links"])
     more = f"\n(the page goes on: start_from_char={part.next_char})" if part.next_char is not None else ""
     short = len(answer) < SHORT_ANSWER_CHARS
     return ActionResult(
-        message=f"extracted: {answer}{more}" if short else f"extracted {len(answer)} characters for {query[:100]!r}{more}",
+        message=f"extracted: {answer}{more}"
+        if short
+        else f"extracted {len(answer)} characters for {query[:100]!r}{more}",
         content=f"Query: {query}\n{answer}{more}",
         show_once=not short,
-        extraction=Extraction(query=query, page_text_path=path, page_text_sha256=sha256_text(part.text), answer=answer),
+        extraction=Extraction(
+            query=query, page_text_path=path, page_text_sha256=sha256_text(part.text), answer=answer
+        ),
     )
 
 
@@ -160,14 +191,20 @@ async def _execute_js(window: Window, p: dict[str, Any]) -> ActionResult:
         if "SyntaxError" not in error.message:
             raise ActionProblem(f"the script failed: {_first_line(error)}") from None
         try:
-            value = await window.page.evaluate(f"async () => {{\n{code}\n}}")  # statements with `return` or `await`
+            value = await window.page.evaluate(
+                f"async () => {{\n{code}\n}}"
+            )  # statements with `return` or `await`
         except Error as second:
             raise ActionProblem(f"the script failed: {_first_line(second)}") from None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     if len(text) > MAX_JS_CHARS:
         text = text[:MAX_JS_CHARS] + f" ... ({len(text) - MAX_JS_CHARS} more characters)"
     await window.settle()
-    return ActionResult(message=f"the script returned {text[:200]}", content=text if len(text) > 200 else None, show_once=len(text) > 200)
+    return ActionResult(
+        message=f"the script returned {text[:200]}",
+        content=text if len(text) > 200 else None,
+        show_once=len(text) > 200,
+    )
 
 
 async def _write_file(window: Window, p: dict[str, Any]) -> ActionResult:
@@ -183,17 +220,24 @@ async def _replace_file_str(window: Window, p: dict[str, Any]) -> ActionResult:
 
 async def _read_file(window: Window, p: dict[str, Any]) -> ActionResult:
     text = window.files.read(p["file_name"])
-    return ActionResult(message=f"read {p['file_name']} ({len(text)} characters)", content=f"File {p['file_name']}:\n{text}", show_once=True)
+    return ActionResult(
+        message=f"read {p['file_name']} ({len(text)} characters)",
+        content=f"File {p['file_name']}:\n{text}",
+        show_once=True,
+    )
 
 
 async def _done(window: Window, p: dict[str, Any]) -> ActionResult:
-    """Ends the episode. A file that is named but not there is left out: it must not keep the agent from finishing."""
+    """Ends the episode.
+
+    A file that is named but not there is left out: it must not keep the agent from finishing.
+    """
     shown = [name for name in p["files_to_display"] or () if name in window.files.names()]
     text = p["text"] + "".join(f"\n\n{name}:\n{window.files.read(name)}" for name in shown)
     return ActionResult(message=p["text"][:200], content=text, is_done=True, success=p["success"])
 
 
-# --------------------------------------------------------------------------------------------------------- dispatch
+# --------------------------------------------------------------------------------------------------- dispatch
 
 Handler = Callable[[Window, dict[str, Any]], Awaitable[ActionResult]]
 _HANDLERS: dict[str, Handler] = {
@@ -232,7 +276,10 @@ def _limit_s(action: Action) -> float:
 
 
 async def execute(action: Action, window: Window, extractor: Extractor) -> ActionResult:
-    """Carries out one action. Whatever goes wrong on the page is the result's error; only the extractor's own exceptions pass."""
+    """Carries out one action.
+
+    Whatever goes wrong on the page is the result's error; only the extractor's own exceptions pass.
+    """
     started, params = time.monotonic(), with_defaults(action)
     try:
         if action.name == "extract_structured_data":

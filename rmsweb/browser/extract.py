@@ -1,9 +1,11 @@
 """Page -> markdown, in pieces: what the extraction role reads.
 
-Purpose: `extract_structured_data` answers from the whole page, not from the screen. The page's HTML comes from act.js with shadow roots
-in place and a stand-in for each frame, so nothing that is displayed is missing; tables stay tables.
+Purpose: `extract_structured_data` answers from the whole page, not from the screen. The page's HTML comes
+from act.js with shadow roots in place and a stand-in for each frame, so nothing that is displayed is missing;
+tables stay tables.
 
-ours: a piece ends at a paragraph or a line, and the next one starts at the very next character: nothing is lost or read twice.
+ours: a piece ends at a paragraph or a line, and the next one starts at the very next character: nothing is
+lost or read twice.
 """
 
 import re
@@ -36,7 +38,14 @@ def to_markdown(html: str, *, links: bool = False) -> str:
     '# Menu\\n\\nTea 2 EUR'
     """
     strip = ["img"] if links else ["img", "a"]
-    text = markdownify(html, heading_style="ATX", strip=strip, escape_misc=False, escape_asterisks=False, escape_underscores=False)
+    text = markdownify(
+        html,
+        heading_style="ATX",
+        strip=strip,
+        escape_misc=False,
+        escape_asterisks=False,
+        escape_underscores=False,
+    )
     text = re.sub(r"[ \t]+$", "", text.replace("\u00a0", " "), flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 

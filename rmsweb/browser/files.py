@@ -1,6 +1,7 @@
 """The agent's own files: written, changed and read in one folder, which nothing leaves.
 
-Purpose: the file actions of the schema, and a place for downloads. A name is a plain name: no folder, no `..`, no link.
+Purpose: the file actions of the schema, and a place for downloads. A name is a plain name: no folder, no
+`..`, no link.
 
 ours: the folder belongs to one session, so that episodes of a run do not read each other's notes.
 """
@@ -29,15 +30,25 @@ class FileProblem(ValueError):
 
 
 class AgentFiles:
-    """Files below `folder`; it is made when the first file is written. `uploads` are files of the user that may be uploaded."""
+    """Files below `folder`; it is made when the first file is written.
+
+    `uploads` are files of the user that may be uploaded.
+    """
 
     def __init__(self, folder: Path, uploads: Sequence[Path] = ()) -> None:
         self.folder, self.uploads = folder, tuple(Path(path) for path in uploads)
 
     def _path(self, name: str) -> Path:
         path = self.folder / name
-        if not _NAME.fullmatch(name) or name.startswith(".") or path.is_symlink() or path.resolve().parent != self.folder.resolve():
-            raise FileProblem(f"{name[:80]!r} is not the name of a file of yours; a name has letters, digits, _ and -, and no folder")
+        if (
+            not _NAME.fullmatch(name)
+            or name.startswith(".")
+            or path.is_symlink()
+            or path.resolve().parent != self.folder.resolve()
+        ):
+            raise FileProblem(
+                f"{name[:80]!r} is not the name of a file of yours; a name has letters, digits, _ and -, and no folder"
+            )
         return path
 
     def _existing(self, name: str) -> Path:
@@ -49,17 +60,33 @@ class AgentFiles:
 
     def names(self) -> list[str]:
         """Names of all files, sorted."""
-        return sorted(path.name for path in self.folder.iterdir() if path.is_file() and not path.is_symlink()) if self.folder.is_dir() else []
+        return (
+            sorted(path.name for path in self.folder.iterdir() if path.is_file() and not path.is_symlink())
+            if self.folder.is_dir()
+            else []
+        )
 
-    def write(self, name: str, content: str, *, append: bool = False, trailing_newline: bool = True, leading_newline: bool = False) -> None:
+    def write(
+        self,
+        name: str,
+        content: str,
+        *,
+        append: bool = False,
+        trailing_newline: bool = True,
+        leading_newline: bool = False,
+    ) -> None:
         """Writes or appends to a md, txt, json or csv file."""
         if not _WRITABLE.fullmatch(name):
-            raise FileProblem(f"{name[:80]!r} cannot be written: a name has letters, digits, _ and - and ends in .md, .txt, .json or .csv")
+            raise FileProblem(
+                f"{name[:80]!r} cannot be written: a name has letters, digits, _ and - and ends in .md, .txt, .json or .csv"
+            )
         path = self._path(name)
         old = _text(path) if append and path.is_file() else ""
         text = old + ("\n" if leading_newline else "") + content + ("\n" if trailing_newline else "")
         if len(text) > MAX_FILE_CHARS:
-            raise FileProblem(f"{name} would have {len(text)} characters, at most {MAX_FILE_CHARS} are allowed")
+            raise FileProblem(
+                f"{name} would have {len(text)} characters, at most {MAX_FILE_CHARS} are allowed"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="")
 
@@ -68,7 +95,9 @@ class AgentFiles:
         path = self._existing(name)
         text = _text(path)
         if not old or old not in text:
-            raise FileProblem(f"{name} does not hold the text {old[:80]!r}" if old else "the text to replace is empty")
+            raise FileProblem(
+                f"{name} does not hold the text {old[:80]!r}" if old else "the text to replace is empty"
+            )
         self.write(name, text.replace(old, new), trailing_newline=False)
         return text.count(old)
 
@@ -83,10 +112,16 @@ class AgentFiles:
                 raise FileProblem(f"{name} is not a readable PDF ({error})") from None
         else:
             text = _text(path)
-        return text if len(text) <= MAX_READ_CHARS else text[:MAX_READ_CHARS] + f"\n... ({len(text) - MAX_READ_CHARS} more characters)"
+        return (
+            text
+            if len(text) <= MAX_READ_CHARS
+            else text[:MAX_READ_CHARS] + f"\n... ({len(text) - MAX_READ_CHARS} more characters)"
+        )
 
     def upload(self, path: str) -> Path:
-        """The file that an upload may take: one of the user's uploads, by its path or name, or a file of the agent's own."""
+        """The file that an upload may take: one of the user's uploads, by its path or name, or a file of the
+        agent's own.
+        """
         for allowed in self.uploads:
             if path in (str(allowed), allowed.name):
                 if not allowed.is_file():
@@ -96,7 +131,10 @@ class AgentFiles:
 
     def download_path(self, suggested: str) -> Path:
         """Where a download goes: its name made plain, with a number where the name is taken."""
-        name = re.sub(r"[^\w. ()-]", "_", suggested.replace("\\", "/").split("/")[-1])[-120:].lstrip(".") or "download"
+        name = (
+            re.sub(r"[^\w. ()-]", "_", suggested.replace("\\", "/").split("/")[-1])[-120:].lstrip(".")
+            or "download"
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
         stem, dot, suffix = name.rpartition(".") if "." in name else (name, "", "")
         path, number = self.folder / name, 1

@@ -1,7 +1,9 @@
-"""What the agent may open, and what must not leak: URL schemes, an allow-list of domains, and placeholders for secrets.
+"""What the agent may open, and what must not leak: URL schemes, an allow-list of domains, and placeholders
+for secrets.
 
-Purpose: safety of live runs. Pages are untrusted and so are the policy's answers: a URL is judged before it is opened and again when it
-was reached, and a secret that a user lends to a task stands as `<secret>name</secret>` wherever the policy or a record could see it.
+Purpose: safety of live runs. Pages are untrusted and so are the policy's answers: a URL is judged before it
+is opened and again when it was reached, and a secret that a user lends to a task stands as
+`<secret>name</secret>` wherever the policy or a record could see it.
 
 ours: the paper says nothing about safety.
 """
@@ -33,27 +35,41 @@ def complete_url(url: str) -> str:
     match = _HOST.match(url)
     if not match:
         return url
-    local = match[1].lower() == "localhost" or match[1].lower().endswith(".localhost") or re.fullmatch(r"[\d.]+", match[1])
+    local = (
+        match[1].lower() == "localhost"
+        or match[1].lower().endswith(".localhost")
+        or re.fullmatch(r"[\d.]+", match[1])
+    )
     return ("http://" if local else "https://") + url
 
 
 def search_url(query: str, engine: str, engines: Mapping[str, str] = SEARCH_URLS) -> str:
-    """The results page of a search; `engine` is a known name or a URL with {query}. ValueError for another one.
+    """The results page of a search; `engine` is a known name or a URL with {query}. ValueError for another
+    one.
 
     >>> search_url("red shoes", "bing")
     'https://www.bing.com/search?q=red+shoes'
     """
     template = engine if "{query}" in engine else engines.get(engine.lower())
     if template is None:
-        raise ValueError(f"unknown search engine {engine[:60]!r}; known are {', '.join(engines)} and a URL with {{query}}")
+        raise ValueError(
+            f"unknown search engine {engine[:60]!r}; known are {', '.join(engines)} and a URL with {{query}}"
+        )
     return template.replace("{query}", quote_plus(query))
 
 
 class Guard:
-    """Which URLs may be opened. `domains`: None for any host; an entry stands for itself and everything below it, with or without `*.`."""
+    """Which URLs may be opened.
+
+    `domains`: None for any host; an entry stands for itself and everything below it, with or without `*.`.
+    """
 
     def __init__(self, domains: Sequence[str] | None = None) -> None:
-        self.domains = None if domains is None else tuple(domain.lower().removeprefix("*.").strip(".") for domain in domains)
+        self.domains = (
+            None
+            if domains is None
+            else tuple(domain.lower().removeprefix("*.").strip(".") for domain in domains)
+        )
 
     def allows(self, url: str) -> bool:
         """Whether the URL is one of the domains' web pages."""
@@ -78,20 +94,33 @@ class Guard:
             return f"URLs with {parts.scheme or 'no scheme'!r} may not be opened, only http and https"
         if not host:
             return f"{url[:100]!r} has no host"
-        if self.domains is None or any(host == domain or host.endswith("." + domain) for domain in self.domains):
+        if self.domains is None or any(
+            host == domain or host.endswith("." + domain) for domain in self.domains
+        ):
             return None
         return f"the host {host} is not among the allowed domains ({', '.join(self.domains)})"
 
 
 class Secrets:
-    """Values that the policy and the records see only by name: domain -> name -> value. A value is given to its domain and what lies below it alone."""
+    """Values that the policy and the records see only by name: domain -> name -> value.
+
+    A value is given to its domain and what lies below it alone.
+    """
 
     def __init__(self, domains: Mapping[str, Mapping[str, str]] | None = None) -> None:
-        self._given = [(Guard([domain]), name, value) for domain, values in (domains or {}).items() for name, value in values.items() if value]
-        self._masked = sorted({(value, name) for _, name, value in self._given}, key=lambda pair: (-len(pair[0]), pair))
+        self._given = [
+            (Guard([domain]), name, value)
+            for domain, values in (domains or {}).items()
+            for name, value in values.items()
+            if value
+        ]
+        self._masked = sorted(
+            {(value, name) for _, name, value in self._given}, key=lambda pair: (-len(pair[0]), pair)
+        )
 
     def fill(self, text: str, url: str) -> str:
-        """Placeholders -> values, for a text that a document of this URL will get. ValueError for an unknown name or one that is not for it.
+        """Placeholders -> values, for a text that a document of this URL will get. ValueError for an unknown
+        name or one that is not for it.
 
         >>> Secrets({"example.com": {"pin": "0042"}}).fill("<secret>pin</secret>", "https://www.example.com/a")
         '0042'
@@ -120,10 +149,14 @@ class Secrets:
         return text
 
     def mask_json(self, text: str) -> str:
-        """The same for JSON text, where a value may stand with escapes, and where only half of a pair is escaped as such."""
+        """The same for JSON text, where a value may stand with escapes, and where only half of a pair is
+        escaped as such.
+        """
         if "\\ud" in text:
             text = _ESCAPE.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
         for value, name in self._masked:
             for ascii_only in (False, True):
-                text = text.replace(json.dumps(value, ensure_ascii=ascii_only)[1:-1], f"<secret>{name}</secret>")
+                text = text.replace(
+                    json.dumps(value, ensure_ascii=ascii_only)[1:-1], f"<secret>{name}</secret>"
+                )
         return text

@@ -1,10 +1,11 @@
 """A browser session: what the agent sees and does, in one context of a shared browser.
 
-Purpose: `observe` gives the state before a step, `act` carries out a step's actions one after the other under the stop rules of a
-multi-action step. Sessions of one browser share nothing but the process. Nothing that a page does leaves here as an exception; only a
-browser that cannot be started again does.
+Purpose: `observe` gives the state before a step, `act` carries out a step's actions one after the other under
+the stop rules of a multi-action step. Sessions of one browser share nothing but the process. Nothing that a
+page does leaves here as an exception; only a browser that cannot be started again does.
 
-ours: a page that crashed or hangs, or a dead browser, is replaced by a fresh one at the same URL; the next state says so.
+ours: a page that crashed or hangs, or a dead browser, is replaced by a fresh one at the same URL; the next
+state says so.
 """
 
 import asyncio
@@ -46,7 +47,10 @@ class PageDied(Exception):
 
 
 class Session(TabbedWindow):
-    """One episode's window into a browser. Make it with `open`, end it with `close`; `reset` gives a fresh context."""
+    """One episode's window into a browser.
+
+    Make it with `open`, end it with `close`; `reset` gives a fresh context.
+    """
 
     def __init__(self, browser: Browser, folder: Path, name: str, options: SessionOptions) -> None:
         super().__init__(browser, folder, name, options)
@@ -54,15 +58,35 @@ class Session(TabbedWindow):
         self._last_url = BLANK  # of the last observation
 
     @classmethod
-    def closed(cls, browser: Browser, folder: Path, *, name: str | None = None, options: SessionOptions | None = None, **fields: Any) -> Self:
-        """A session without a context, for an owner who begins with `reset`; the arguments are those of `open`."""
+    def closed(
+        cls,
+        browser: Browser,
+        folder: Path,
+        *,
+        name: str | None = None,
+        options: SessionOptions | None = None,
+        **fields: Any,
+    ) -> Self:
+        """A session without a context, for an owner who begins with `reset`; the arguments are those of
+        `open`.
+        """
         browser.sessions += 1
         name = re.sub(r"[^\w.-]", "_", name or f"session-{browser.sessions}").lstrip(".") or "session"
         return cls(browser, Path(folder), name, replace(options or SessionOptions(), **fields))
 
     @classmethod
-    async def open(cls, browser: Browser, folder: Path, *, name: str | None = None, options: SessionOptions | None = None, **fields: Any) -> Self:
-        """A session whose screenshots, page texts and files lie in the run folder; `fields` are those of SessionOptions. BrowserDied where none opens."""
+    async def open(
+        cls,
+        browser: Browser,
+        folder: Path,
+        *,
+        name: str | None = None,
+        options: SessionOptions | None = None,
+        **fields: Any,
+    ) -> Self:
+        """A session whose screenshots, page texts and files lie in the run folder; `fields` are those of
+        SessionOptions. BrowserDied where none opens.
+        """
         session = cls.closed(browser, folder, name=name, options=options, **fields)
         await session._start()
         return session
@@ -99,7 +123,9 @@ class Session(TabbedWindow):
                     raise BrowserDied(f"no page opens: {error.message.splitlines()[0]}") from None
 
     async def _recover(self, reason: str, url: str) -> None:
-        """Replaces what died: the browser with a new context, or only the page; then opens the URL. BrowserDied where that fails."""
+        """Replaces what died: the browser with a new context, or only the page; then opens the URL.
+        BrowserDied where that fails.
+        """
         tab = self._tabs.get(self._active)
         self.restarts += 1
         if self.browser.alive and tab is not None:
@@ -112,12 +138,14 @@ class Session(TabbedWindow):
             self._clear()
             self._warnings = warnings
             await self._start()
-        then = "it was opened again, what was typed is lost" if url != BLANK else "a blank page is in its place"
+        then = (
+            "it was opened again, what was typed is lost" if url != BLANK else "a blank page is in its place"
+        )
         self._warnings.append(f"{reason}; {then}")
         if url != BLANK:
             await self.goto(url)
 
-    # ----------------------------------------------------------------------------------------------------- for the caller
+    # ----------------------------------------------------------------------------------------- for the caller
 
     async def set_cookie(self, name: str, value: str, *urls: str) -> None:
         """Sets a cookie for URLs; it outlives a restart of the browser, not a reset."""
@@ -128,27 +156,39 @@ class Session(TabbedWindow):
         await self._context.add_cookies(cookies)
 
     async def goto(self, url: str) -> ActionResult:
-        """Opens a URL in the active tab. What goes wrong is the result's error and a warning in the next state."""
+        """Opens a URL in the active tab.
+
+        What goes wrong is the result's error and a warning in the next state.
+        """
         result = await execute(Action(name="go_to_url", params={"url": url}), self, _no_extractor)
         if result.error:
             self._warnings.append(result.error)
         return result
 
-    async def act(self, actions: Sequence[Action], observation: Observation, extractor: Extractor) -> tuple[ActionResult, ...]:
+    async def act(
+        self, actions: Sequence[Action], observation: Observation, extractor: Extractor
+    ) -> tuple[ActionResult, ...]:
         """Carries out a step's actions in order; the results are those of the actions that were executed.
 
-        The rest is left out after an error, after `done` (which counts only as the first action), when the URL or the active tab changed,
-        and before an action on an element that is no longer the node which `observation` showed. The extractor's exceptions pass.
+        The rest is left out after an error, after `done` (which counts only as the first action), when the
+        URL or the active tab changed, and before an action on an element that is no longer the node which
+        `observation` showed. The extractor's exceptions pass.
         """
         self._keys = {node.index: node.node_key for node in observation.nodes if node.index is not None}
         results: list[ActionResult] = []
         before = self._place()
         for number, action in enumerate(actions[:MAX_ACTIONS_PER_STEP]):
             if number:
-                stop = "done must stand alone" if action.name == "done" else await self._stop_before(action, before)
+                stop = (
+                    "done must stand alone"
+                    if action.name == "done"
+                    else await self._stop_before(action, before)
+                )
                 if stop:
                     left = len(actions) - number
-                    note = f"; {stop}, so {left} more action{'s were' if left > 1 else ' was'} not carried out"
+                    note = (
+                        f"; {stop}, so {left} more action{'s were' if left > 1 else ' was'} not carried out"
+                    )
                     results[-1] = replace(results[-1], message=results[-1].message + note)
                     break
             before = self._place()
@@ -179,10 +219,13 @@ class Session(TabbedWindow):
             return "the page does not answer"
         return None
 
-    # -------------------------------------------------------------------------------------------------------- observing
+    # ---------------------------------------------------------------------------------------------- observing
 
     async def observe(self) -> Observation:
-        """The state of the active tab, with a screenshot in the run folder. BrowserDied where no page can be had any more."""
+        """The state of the active tab, with a screenshot in the run folder.
+
+        BrowserDied where no page can be had any more.
+        """
         started = time.monotonic()
         for url in (self._last_url, BLANK, None):  # a page that cannot be read is opened again, then left
             try:
@@ -201,7 +244,9 @@ class Session(TabbedWindow):
                     await self.open_tab()  # the page closed its own tab
                 await self._ready(stop=True)
                 tab = self._tab
-                reading = asyncio.wait_for(read_page(tab.page, tab.book, self.secrets.mask_json), PAGE_LIMIT_S)
+                reading = asyncio.wait_for(
+                    read_page(tab.page, tab.book, self.secrets.mask_json), PAGE_LIMIT_S
+                )
                 read, shot = await asyncio.gather(reading, self._screenshot())
                 if read.is_pdf:
                     await self._keep_pdf(tab)
@@ -213,7 +258,9 @@ class Session(TabbedWindow):
                 if not self.browser.alive or (tab_now is not None and tab_now.crashed):
                     raise PageDied("the page crashed" if self.browser.alive else "the browser died") from None
                 if number == MAX_TRIES - 1:
-                    raise PageDied(f"the page cannot be read ({error.message.splitlines()[0][:100]})") from None
+                    raise PageDied(
+                        f"the page cannot be read ({error.message.splitlines()[0][:100]})"
+                    ) from None
                 await asyncio.sleep(0.05)
         raise PageDied("the page cannot be read")  # not reached
 
@@ -229,7 +276,11 @@ class Session(TabbedWindow):
                 with suppress(Error, TimeoutError):  # the title that was known before stays
                     other.title = mask(await asyncio.wait_for(other.page.title(), TITLE_LIMIT_S))
             tabs.append(Tab(tab_id=other.tab_id, url=mask(other.page.url), title=other.title))
-        dialogs, downloads, warnings = tuple(self._dialogs), tuple(self._downloads), tuple(dict.fromkeys(self._warnings))
+        dialogs, downloads, warnings = (
+            tuple(self._dialogs),
+            tuple(self._downloads),
+            tuple(dict.fromkeys(self._warnings)),
+        )
         self._dialogs, self._downloads, self._warnings = [], [], []
         self._last_url = tab.page.url
         url = mask(self._last_url)
@@ -253,11 +304,17 @@ class Session(TabbedWindow):
         )
 
     async def _screenshot(self) -> Image | None:
-        """Picture of the viewport, stored once for its content; None where the page does not give one in time."""
+        """Picture of the viewport, stored once for its content; None where the page does not give one in
+        time.
+        """
         kind = self.options.image_format
-        settings: dict[str, Any] = {"format": kind, "optimizeForSpeed": True} | ({"quality": self.options.image_quality} if kind == "jpeg" else {})
+        settings: dict[str, Any] = {"format": kind, "optimizeForSpeed": True} | (
+            {"quality": self.options.image_quality} if kind == "jpeg" else {}
+        )
         try:
-            answer = await asyncio.wait_for((await self.cdp()).send("Page.captureScreenshot", settings), SCREENSHOT_LIMIT_S)
+            answer = await asyncio.wait_for(
+                (await self.cdp()).send("Page.captureScreenshot", settings), SCREENSHOT_LIMIT_S
+            )
         except (Error, TimeoutError):
             return None
         data = b64decode(answer["data"])
@@ -265,7 +322,9 @@ class Session(TabbedWindow):
         path = Path("screenshots") / f"{digest[:16]}.{'jpg' if kind == 'jpeg' else 'png'}"
         if not (self.folder / path).exists():
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-            torn = (self.folder / path).with_suffix(f".{self.name}.part")  # a kill in the middle leaves no picture under a name that says it is whole
+            torn = (self.folder / path).with_suffix(
+                f".{self.name}.part"
+            )  # a kill in the middle leaves no picture under a name that says it is whole
             torn.write_bytes(data)
             torn.replace(self.folder / path)
         with Picture.open(BytesIO(data)) as picture:

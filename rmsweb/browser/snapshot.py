@@ -1,9 +1,11 @@
 """One state of a page: what dom.js reports of every frame, put together into the list of lines.
 
-Purpose: one in-page pass per frame; a frame's lines stand after the line of its element, and indices run 1..N in document order.
+Purpose: one in-page pass per frame; a frame's lines stand after the line of its element, and indices run 1..N
+in document order.
 
-ours: a node is known by the number of its frame and the number that dom.js gave it there; both stay the same from one observation to the
-next, and a document's random token tells a node from one of a page that was loaded since.
+ours: a node is known by the number of its frame and the number that dom.js gave it there; both stay the same
+from one observation to the next, and a document's random token tells a node from one of a page that was
+loaded since.
 """
 
 import json
@@ -31,8 +33,12 @@ class FrameBook:
 
     numbers: "WeakKeyDictionary[Frame, int]" = field(default_factory=WeakKeyDictionary)
     owners: "WeakKeyDictionary[Frame, int]" = field(default_factory=WeakKeyDictionary)
-    tokens: dict[int, str] = field(default_factory=dict)  # frame number -> token of the document that was observed last
-    opened: set[str] = field(default_factory=set)  # tokens of documents whose closed shadow roots were asked for
+    tokens: dict[int, str] = field(
+        default_factory=dict
+    )  # frame number -> token of the document that was observed last
+    opened: set[str] = field(
+        default_factory=set
+    )  # tokens of documents whose closed shadow roots were asked for
     frames: dict[int, Frame] = field(default_factory=dict)
 
     def number(self, frame: Frame) -> int:
@@ -48,7 +54,9 @@ class FrameBook:
 
 
 async def _open_roots(frame: Frame) -> None:
-    """Tells dom.js of the closed shadow roots that came with a document's HTML, which no script of the page made."""
+    """Tells dom.js of the closed shadow roots that came with a document's HTML, which no script of the page
+    made.
+    """
     context, top = frame.page.context, frame.parent_frame is None
     try:
         cdp = await context.new_cdp_session(frame.page if top else frame)
@@ -60,7 +68,12 @@ async def _open_roots(frame: Frame) -> None:
         nodes += [*node.get("children", []), *roots, *filter(None, [node.get("contentDocument")])]
         for root in roots:
             if root["shadowRootType"] == "closed":
-                host, inner = [(await cdp.send("DOM.resolveNode", {"backendNodeId": n["backendNodeId"]}))["object"]["objectId"] for n in (node, root)]
+                host, inner = [
+                    (await cdp.send("DOM.resolveNode", {"backendNodeId": n["backendNodeId"]}))["object"][
+                        "objectId"
+                    ]
+                    for n in (node, root)
+                ]
                 call = {"functionDeclaration": _ADOPT, "objectId": host, "arguments": [{"objectId": inner}]}
                 await cdp.send("Runtime.callFunctionOn", call)
     await cdp.detach()
@@ -90,7 +103,9 @@ _ONLY_WHERE_ANY = {"open", "closed", "images"}
 class _Reader:
     book: FrameBook
     mask: Callable[[str], str]
-    lines: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)  # frame number, depth of the frame, line
+    lines: list[tuple[int, int, dict[str, Any]]] = field(
+        default_factory=list
+    )  # frame number, depth of the frame, line
     stats: dict[str, int] = field(default_factory=dict)
     frames_read: int = 0
 
@@ -110,7 +125,9 @@ class _Reader:
         self.frames_read += 1
         for name, count in report["stats"].items():
             self.stats[name] = self.stats.get(name, 0) + count
-        children = await self._children(frame) if report["stats"]["iframes"] and level < MAX_FRAME_DEPTH else {}
+        children = (
+            await self._children(frame) if report["stats"]["iframes"] and level < MAX_FRAME_DEPTH else {}
+        )
         for line in report["lines"]:
             self.lines.append((number, depth, line))
             child = children.get(line["k"]) if "f" in line else None
@@ -153,7 +170,11 @@ def _element(number: int, depth: int, line: dict[str, Any], index: int | None) -
 
 
 async def read_page(page: Page, book: FrameBook, mask: Callable[[str], str]) -> PageRead:
-    """Reads the page's frames. `mask` is applied to the page's JSON text before it is looked at. Playwright's Error where the page changes meanwhile."""
+    """Reads the page's frames.
+
+    `mask` is applied to the page's JSON text before it is looked at. Playwright's Error where the page
+    changes meanwhile.
+    """
     book.number(page.main_frame)
     reader = _Reader(book, mask)
     report = await reader.frame(page.main_frame, {}, 0, 0)
@@ -164,7 +185,11 @@ async def read_page(page: Page, book: FrameBook, mask: Callable[[str], str]) -> 
     height = max(1, report["height"])
     return PageRead(
         nodes=tuple(nodes),
-        stats={name: reader.stats.get(key, 0) for key, name in _STATS.items() if key not in _ONLY_WHERE_ANY or reader.stats.get(key)},
+        stats={
+            name: reader.stats.get(key, 0)
+            for key, name in _STATS.items()
+            if key not in _ONLY_WHERE_ANY or reader.stats.get(key)
+        },
         title=report["title"],
         scroll_y=float(report["scroll"]),
         pages_above=round(report["scroll"] / height, 2),

@@ -1,10 +1,12 @@
-"""State text: an Observation's nodes -> the lines that the policy reads, and the fingerprint that says whether two states are the same.
+"""State text: an Observation's nodes -> the lines that the policy reads, and the fingerprint that says
+whether two states are the same.
 
-Purpose: the one place that knows the format of the state. It is Browser Use 0.7.10's: a tab per displayed ancestor, `*` before what
-is new, `[index]<tag attribute=value />`, and text on a line of its own, one deeper than its element.
+Purpose: the one place that knows the format of the state. It is Browser Use 0.7.10's: a tab per displayed
+ancestor, `*` before what is new, `[index]<tag attribute=value />`, and text on a line of its own, one deeper
+than its element.
 
-ours: values come from the live property, not from the attribute, so what was typed is seen; a line keeps its place in document order
-and the first and the last line say how much of the page lies above and below.
+ours: values come from the live property, not from the attribute, so what was typed is seen; a line keeps its
+place in document order and the first and the last line say how much of the page lies above and below.
 """
 
 import hashlib
@@ -14,19 +16,28 @@ from dataclasses import dataclass
 
 from rmsweb.records import Element, Observation, Tab
 
-# Attributes shown by default, in this order; `value` and `options` come from Element.value and Element.options.
+# Attributes shown by default, in this order; `value` and `options` come from Element.value and
+# Element.options.
 ATTRIBUTES = (
     "title", "type", "checked", "name", "role", "value", "options", "placeholder", "alt", "aria-label", "aria-expanded", "aria-checked", "aria-selected",
     "aria-valuemin", "aria-valuemax", "aria-valuenow", "pattern", "min", "max", "minlength", "maxlength", "step", "required", "multiple", "accept",
     "autocomplete", "disabled", "aria-disabled",
 )  # fmt: skip
 MAX_ATTRIBUTE_CHARS = 100
-_MARKERS = {"scroll": "|SCROLL|", "iframe": "|IFRAME|", "shadow-open": "|SHADOW(open)|", "shadow-closed": "|SHADOW(closed)|"}
+_MARKERS = {
+    "scroll": "|SCROLL|",
+    "iframe": "|IFRAME|",
+    "shadow-open": "|SHADOW(open)|",
+    "shadow-closed": "|SHADOW(closed)|",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class StateLine:
-    """One line of the state, newline included. `distance` is how far (CSS px) it lies from the viewport: what is cut first is farthest."""
+    """One line of the state, newline included.
+
+    `distance` is how far (CSS px) it lies from the viewport: what is cut first is farthest.
+    """
 
     text: str
     index: int | None = None
@@ -45,7 +56,9 @@ def _attribute(node: Element, name: str) -> str | None:
 
 
 def _attributes(node: Element, names: Sequence[str]) -> str:
-    """` name=value` for each attribute that is there; of two equal values longer than five characters the first stays."""
+    """` name=value` for each attribute that is there; of two equal values longer than five characters the
+    first stays.
+    """
     parts, seen = [], set()
     for name in names:
         value = _attribute(node, name)
@@ -53,7 +66,9 @@ def _attributes(node: Element, names: Sequence[str]) -> str:
             continue
         seen.add(value)
         value = " ".join(value.split())
-        parts.append(f" {name}={value if len(value) <= MAX_ATTRIBUTE_CHARS else value[:MAX_ATTRIBUTE_CHARS] + '...'}")
+        parts.append(
+            f" {name}={value if len(value) <= MAX_ATTRIBUTE_CHARS else value[:MAX_ATTRIBUTE_CHARS] + '...'}"
+        )
     return "".join(parts)
 
 
@@ -76,7 +91,9 @@ def _distance(node: Element, height: int) -> float:
     return max(0.0, y - height, -(y + h))
 
 
-def render_nodes(observation: Observation, attributes: Sequence[str] = ATTRIBUTES, *, edges: bool = True) -> list[StateLine]:
+def render_nodes(
+    observation: Observation, attributes: Sequence[str] = ATTRIBUTES, *, edges: bool = True
+) -> list[StateLine]:
     """The state's lines in document order; with `edges` the first and last line say what lies beyond.
 
     >>> page = Observation(url="", title="", tabs=(), active_tab="0001", viewport=(640, 480), nodes=(
@@ -85,19 +102,31 @@ def render_nodes(observation: Observation, attributes: Sequence[str] = ATTRIBUTE
     '[Start of page]\\n[1]<button />\\n\\tApply\\n[End of page]\\n'
     """
     height = observation.viewport[1]
-    lines = [StateLine(_line(node, attributes), node.index, _distance(node, height)) for node in observation.nodes]
+    lines = [
+        StateLine(_line(node, attributes), node.index, _distance(node, height)) for node in observation.nodes
+    ]
     if not lines:
         lines = [StateLine("empty page\n")]
     if edges:
         above, below = observation.pages_above, observation.pages_below
-        first = f"... {above:.1f} pages above, scroll up to see them ...\n" if above >= 0.05 else "[Start of page]\n"
-        last = f"... {below:.1f} pages below, scroll down to see them ...\n" if below >= 0.05 else "[End of page]\n"
+        first = (
+            f"... {above:.1f} pages above, scroll up to see them ...\n"
+            if above >= 0.05
+            else "[Start of page]\n"
+        )
+        last = (
+            f"... {below:.1f} pages below, scroll down to see them ...\n"
+            if below >= 0.05
+            else "[End of page]\n"
+        )
         lines = [StateLine(first), *lines, StateLine(last)]
     return lines
 
 
 def fingerprint(url: str, tabs: Iterable[Tab], nodes: Iterable[Element], scroll_y: float) -> str:
-    """sha256 over what a person would call the state: url, tabs, (tag, text, value, checked) of every line, scroll. No indices, stars or time."""
+    """sha256 over what a person would call the state: url, tabs, (tag, text, value, checked) of every line,
+    scroll. No indices, stars or time.
+    """
     lines = [(node.tag, node.text, node.value, node.attributes.get("checked")) for node in nodes]
     data = [url, [(tab.url, tab.title) for tab in tabs], lines, round(scroll_y)]
     return hashlib.sha256(json.dumps(data, ensure_ascii=True).encode()).hexdigest()

@@ -1,10 +1,12 @@
 """A window of a browser: one context, its tabs, what happens in them, and when a page is ready.
 
-Purpose: everything about a session that is no observation and no step: tabs and their ids, dialogs, downloads, the allow-list at work, and
-the answers that `execute` and `controls` need.
+Purpose: everything about a session that is no observation and no step: tabs and their ids, dialogs,
+downloads, the allow-list at work, and the answers that `execute` and `controls` need.
 
-ours: readiness is no fixed sleep: the document is parsed, its requests for data are answered, and nothing changed for a moment.
-ours: alert, confirm and beforeunload are accepted, prompt is dismissed; what was said and done stands in the next state.
+ours: readiness is no fixed sleep: the document is parsed, its requests for data are answered, and nothing
+changed for a moment.
+ours: alert, confirm and beforeunload are accepted, prompt is dismissed; what was said and done stands in the
+next state.
 ours: tab ids count 0001, 0002, ... in hexadecimal, in the order in which the tabs were opened.
 """
 
@@ -18,7 +20,18 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from playwright.async_api import BrowserContext, CDPSession, Dialog, Download, Error, FileChooser, Frame, Page, Request, Route
+from playwright.async_api import (
+    BrowserContext,
+    CDPSession,
+    Dialog,
+    Download,
+    Error,
+    FileChooser,
+    Frame,
+    Page,
+    Request,
+    Route,
+)
 
 from rmsweb.browser.chromium import Browser
 from rmsweb.browser.controls import ActionProblem, Target, call
@@ -53,7 +66,9 @@ class SessionOptions:
     allow_domains: tuple[str, ...] | None = None  # None: those of the browser
     secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # domain -> name -> value
     uploads: tuple[Path, ...] = ()
-    engines: Mapping[str, str] = field(default_factory=lambda: SEARCH_URLS)  # search engine -> URL with {query}
+    engines: Mapping[str, str] = field(
+        default_factory=lambda: SEARCH_URLS
+    )  # search engine -> URL with {query}
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +88,9 @@ class TabbedWindow:
 
     def __init__(self, browser: Browser, folder: Path, name: str, options: SessionOptions) -> None:
         self.browser, self.folder, self.name, self.options = browser, folder, name, options
-        self.guard = Guard(options.allow_domains if options.allow_domains is not None else browser.options.allow_domains)
+        self.guard = Guard(
+            options.allow_domains if options.allow_domains is not None else browser.options.allow_domains
+        )
         self.secrets, self.engines = Secrets(options.secrets), options.engines
         self._resets = 0
         self._cookies: list[Any] = []
@@ -158,15 +175,19 @@ class TabbedWindow:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    # ---------------------------------------------------------------------------------------------------------- events
+    # ------------------------------------------------------------------------------------------------- events
 
     async def _on_dialog(self, dialog: Dialog) -> None:
         accept = dialog.type != "prompt"
-        self._dialogs.append(self.secrets.mask(f"{dialog.type} {dialog.message!r} ({'accepted' if accept else 'dismissed'})"))
+        self._dialogs.append(
+            self.secrets.mask(f"{dialog.type} {dialog.message!r} ({'accepted' if accept else 'dismissed'})")
+        )
         with suppress(Error):
             await (dialog.accept() if accept else dialog.dismiss())
 
-    def _on_chooser(self, chooser: FileChooser) -> None:  # that somebody listens keeps the browser's own dialog shut
+    def _on_chooser(
+        self, chooser: FileChooser
+    ) -> None:  # that somebody listens keeps the browser's own dialog shut
         self.file_choosers += 1
 
     def _on_request(self, request: Request) -> None:
@@ -199,7 +220,9 @@ class TabbedWindow:
     async def _on_forbidden(self, route: Route) -> None:
         """The allow-list is one of pages and frames; what an allowed page loads for itself passes."""
         with suppress(Error):
-            await (route.abort("aborted") if route.request.is_navigation_request() else route.continue_())  # the old page stays
+            await (
+                route.abort("aborted") if route.request.is_navigation_request() else route.continue_()
+            )  # the old page stays
 
     async def _leave(self, frame: Frame, url: str) -> None:
         self._warnings.append(f"left again: {self.guard.problem(url)}")
@@ -214,9 +237,11 @@ class TabbedWindow:
             self._downloads.append(path.name)
         except Error as error:
             path.unlink(missing_ok=True)
-            self._warnings.append(f"the download of {path.name} failed: {error.message.splitlines()[0][:100]}")
+            self._warnings.append(
+                f"the download of {path.name} failed: {error.message.splitlines()[0][:100]}"
+            )
 
-    # --------------------------------------------------------------------------------------------- what actions may use
+    # ----------------------------------------------------------------------------------- what actions may use
 
     @property
     def _tab(self) -> OpenTab:
@@ -272,15 +297,19 @@ class TabbedWindow:
         return tab.cdp
 
     async def settle(self) -> int:
-        """Waits until what was just done has shown its effect; returns how often the document has called window.open."""
+        """Waits until what was just done has shown its effect; returns how often the document has called
+        window.open.
+        """
         self._quiet_from, self._opened = time.monotonic(), 0
         await self._ready()
         return self._opened
 
     async def _ready(self, *, stop: bool = False) -> None:
-        """Waits until the page is parsed, its requests for data are answered and nothing changed since `_quiet_from` for a moment.
+        """Waits until the page is parsed, its requests for data are answered and nothing changed since
+        `_quiet_from` for a moment.
 
-        A navigation is waited for NAVIGATION_WAIT_S; with `stop` one that is still not answered is given up. TimeoutError where the page hangs.
+        A navigation is waited for NAVIGATION_WAIT_S; with `stop` one that is still not answered is given up.
+        TimeoutError where the page hangs.
         """
         limit = time.monotonic() + NAVIGATION_WAIT_S
         soft = time.monotonic() + self.options.quiet_limit_s
@@ -300,18 +329,25 @@ class TabbedWindow:
             if tab.loading is not None:
                 continue
             now = time.monotonic()
-            if now >= soft or not any(now - since < self.options.quiet_limit_s for since in self._requests.values()):
+            if now >= soft or not any(
+                now - since < self.options.quiet_limit_s for since in self._requests.values()
+            ):
                 return
             await asyncio.sleep(0.01)
             self._quiet_from = time.monotonic() - self.options.quiet_s / 2
         if stop and self._tabs and self._tab.loading is not None:
-            self._warnings.append(self.secrets.mask(f"{self._tab.loading.url[:200]} did not answer, so loading it was stopped"))
+            self._warnings.append(
+                self.secrets.mask(f"{self._tab.loading.url[:200]} did not answer, so loading it was stopped")
+            )
             self._tab.loading = None
             with suppress(Error, TimeoutError):
                 await asyncio.wait_for((await self.cdp()).send("Page.stopLoading"), PAGE_LIMIT_S)
 
     async def _quiet(self, tab: OpenTab, soft: float, limit: float) -> None:
-        """Waits for the document's own word that it is quiet. Chromium answers no question while a navigation is under way: then not beyond `limit`."""
+        """Waits for the document's own word that it is quiet.
+
+        Chromium answers no question while a navigation is under way: then not beyond `limit`.
+        """
         started = time.monotonic()
 
         async def ask() -> int:
@@ -341,14 +377,20 @@ class TabbedWindow:
         with suppress(Error, TimeoutError):  # a PDF that cannot be had is still shown
             data = await asyncio.wait_for(tab.page.evaluate(_FETCH, MAX_PDF_BYTES), PAGE_LIMIT_S)
             if data:
-                path = self.files.download_path(unquote(urlsplit(tab.pdf).path).rsplit("/", 1)[-1] or "document.pdf")
+                path = self.files.download_path(
+                    unquote(urlsplit(tab.pdf).path).rsplit("/", 1)[-1] or "document.pdf"
+                )
                 path.write_bytes(b64decode(data))
                 self._downloads.append(path.name)
 
     async def new_tab_within(self, seconds: float, known: set[str]) -> str | None:
         """Id of a tab that was opened since `known`, waiting for it at most `seconds`."""
         end, empty = time.monotonic() + seconds, self._empty_pages
-        while not (new := [tab_id for tab_id in self._tabs if tab_id not in known]) and time.monotonic() < end and self._empty_pages == empty:
+        while (
+            not (new := [tab_id for tab_id in self._tabs if tab_id not in known])
+            and time.monotonic() < end
+            and self._empty_pages == empty
+        ):
             await asyncio.sleep(0.01)
         return new[-1] if new else None
 
@@ -387,7 +429,9 @@ class TabbedWindow:
                     inner[await self._tab.book.owner(child)] = await html(child)
             return splice_frames(str(own), inner)
 
-        return self.secrets.mask(await asyncio.to_thread(to_markdown, await html(self.page.main_frame), links=links))
+        return self.secrets.mask(
+            await asyncio.to_thread(to_markdown, await html(self.page.main_frame), links=links)
+        )
 
     def store_page(self, text: str) -> str:
         """Keeps a page text in the run folder; returns its relative path."""

@@ -1,14 +1,17 @@
 """Ranks: what `torchrun` starts, sums over them, and weights sharded over them.
 
-Purpose: App. F trains on 8 to 16 GPUs. Every rank plans the same packs, works on its share of them, and gradients are summed (not
-averaged) with global constant denominators, so that one rank and N ranks take the same step. Two ways to hold the weights: replicated
-(adapters are small, their gradients are summed here), or sharded with FSDP2, one unit a decoder layer. A sharded model is built on the
-meta device, and every rank reads only its own slices of the checkpoint, so that no rank ever holds the whole.
+Purpose: App. F trains on 8 to 16 GPUs. Every rank plans the same packs, works on its share of them, and
+gradients are summed (not averaged) with global constant denominators, so that one rank and N ranks take the
+same step. Two ways to hold the weights: replicated (adapters are small, their gradients are summed here), or
+sharded with FSDP2, one unit a decoder layer. A sharded model is built on the meta device, and every rank
+reads only its own slices of the checkpoint, so that no rank ever holds the whole.
 
-1. ours: the vision tower is replicated, because a rank whose packs hold no picture would miss its collectives.
+1. ours: the vision tower is replicated, because a rank whose packs hold no picture would miss its
+   collectives.
 2. ours: adapters are replicated too and stay float32; frozen weights are only gathered, never reduced.
-3. ours: gradients of adapters are summed once a mini-batch. Those of sharded weights (`--lora-rank 0`) are reduced after every pack, because
-   unreduced ones are as large as the whole model; they are summed like all others (FSDP2 averages by default).
+3. ours: gradients of adapters are summed once a mini-batch. Those of sharded weights (`--lora-rank 0`) are
+   reduced after every pack, because unreduced ones are as large as the whole model; they are summed like all
+   others (FSDP2 averages by default).
 """
 
 import json
@@ -68,13 +71,17 @@ class Ranks:
         return values
 
     def agree(self, what: Mapping[str, Any]) -> None:
-        """ValueError on every rank, naming the entry and two of its values, where an entry is not the same on all ranks."""
+        """ValueError on every rank, naming the entry and two of its values, where an entry is not the same on
+        all ranks.
+        """
         first, *others = self.gather(dict(what))
         for rank, other in enumerate(others, 1):
             for name in sorted(first.keys() | other.keys()):
                 if first.get(name) != other.get(name):
                     found = f"{first.get(name)!r} on rank 0, {other.get(name)!r} on rank {rank}"
-                    raise ValueError(f"ranks disagree on {name}: {found}; start all of them with the same flags and data")
+                    raise ValueError(
+                        f"ranks disagree on {name}: {found}; start all of them with the same flags and data"
+                    )
 
     def barrier(self) -> None:
         """Waits for all ranks."""
@@ -82,10 +89,15 @@ class Ranks:
             dist.barrier()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sums the gradients of the parameters over the ranks; a missing one counts as zero. Those of sharded weights FSDP2 has averaged."""
+        """Sums the gradients of the parameters over the ranks; a missing one counts as zero.
+
+        Those of sharded weights FSDP2 has averaged.
+        """
         plain: list[nn.Parameter] = []
         for parameter in parameters:
-            if parameter.grad is None:  # a step without pictures is a step of zero gradient for the vision tower, on one rank as on many
+            if (
+                parameter.grad is None
+            ):  # a step without pictures is a step of zero gradient for the vision tower, on one rank as on many
                 parameter.grad = torch.zeros_like(parameter)
             if not isinstance(parameter, DTensor):
                 plain.append(parameter)
@@ -103,21 +115,30 @@ class Ranks:
 
 @contextmanager
 def ranks(device: str = "auto") -> Iterator[Ranks]:
-    """Joins the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leaves them at the end; one process needs nothing.
+    """Joins the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leaves them at the end; one
+    process needs nothing.
 
-    `device` is auto (a GPU where there is one), cpu or cuda. ValueError for an impossible device or half an environment of torchrun; SystemExit
-    with one line (exit code 1) on the ranks that are left when another one has died.
+    `device` is auto (a GPU where there is one), cpu or cuda. ValueError for an impossible device or half an
+    environment of torchrun; SystemExit with one line (exit code 1) on the ranks that are left when another
+    one has died.
     """
-    rank, world_size, local = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")))
+    rank, world_size, local = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    )
     if not 0 <= rank < world_size or (world_size > 1 and "MASTER_ADDR" not in os.environ):
-        raise ValueError(f"RANK={rank}, WORLD_SIZE={world_size}, MASTER_ADDR={os.environ.get('MASTER_ADDR', '')}: start several processes with torchrun")
+        raise ValueError(
+            f"RANK={rank}, WORLD_SIZE={world_size}, MASTER_ADDR={os.environ.get('MASTER_ADDR', '')}: start several processes with torchrun"
+        )
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device {device}: expected auto, cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no GPU here")
     gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if gpu and local >= torch.cuda.device_count():
-        raise ValueError(f"--nproc_per_node: process {local} of this machine has no GPU of its own, torch sees {torch.cuda.device_count()}")
+        raise ValueError(
+            f"--nproc_per_node: process {local} of this machine has no GPU of its own, torch sees {torch.cuda.device_count()}"
+        )
     here = torch.device("cuda", local) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(here)
@@ -129,34 +150,47 @@ def ranks(device: str = "auto") -> Iterator[Ranks]:
         if not _lost_peer(error):
             raise
         first = str(error).splitlines()[0]
-        raise SystemExit(f"rank {rank} of {world_size}: another rank has ended ({first}); --resume goes on from the newest state") from None
+        raise SystemExit(
+            f"rank {rank} of {world_size}: another rank has ended ({first}); --resume goes on from the newest state"
+        ) from None
     if world_size > 1:  # after an error the others may be gone, and leaving would wait for them
         dist.destroy_process_group()
 
 
 def _lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because another process is gone: NCCL and the store have their own errors, gloo has a plain one."""
+    """Whether a collective failed because another process is gone: NCCL and the store have their own errors,
+    gloo has a plain one.
+    """
     return isinstance(error, (dist.DistBackendError, dist.DistNetworkError)) or any(
-        text in str(error) for text in ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
+        text in str(error)
+        for text in ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
     )
 
 
-# ------------------------------------------------------------------------------------------------------- sharded weights
+# -------------------------------------------------------------------------------------------- sharded weights
 
 
 def shard(policy: PolicyModel, group: Ranks, compute_dtype: torch.dtype | None = None) -> None:
-    """Shards the decoder layers, embeddings and head over the ranks (FSDP2); adapters and vision tower are replicated.
+    """Shards the decoder layers, embeddings and head over the ranks (FSDP2); adapters and vision tower are
+    replicated.
 
-    Call after `add_lora`, with a policy on the meta device; it gets its weights from the checkpoint `policy.name` and fresh adapters, and its parameters
-    are other objects afterwards. `compute_dtype` is what sharded weights are cast to when they are gathered. ValueError in a single process, or where the
+    Call after `add_lora`, with a policy on the meta device; it gets its weights from the checkpoint
+    `policy.name` and fresh adapters, and its parameters are other objects afterwards. `compute_dtype` is what
+    sharded weights are cast to when they are gathered. ValueError in a single process, or where the
     checkpoint does not fit.
     """
     if group.world_size == 1:
         raise ValueError("--shard: there is one process; start several with torchrun, or leave it out")
     model = policy.model
-    apart = {p for layer in lora_layers(model).values() for p in (layer.lora_A, layer.lora_B)} | set(model.model.visual.parameters())
+    apart = {p for layer in lora_layers(model).values() for p in (layer.lora_A, layer.lora_B)} | set(
+        model.model.visual.parameters()
+    )
     mesh = init_device_mesh(group.device.type, (group.world_size,))
-    options: dict[str, Any] = {"mesh": mesh, "ignored_params": apart, "reshard_after_forward": True}  # so that parameters() are always the shards
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "ignored_params": apart,
+        "reshard_after_forward": True,
+    }  # so that parameters() are always the shards
     if compute_dtype is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, cast_forward_inputs=False)
     for layer in model.model.language_model.layers:
@@ -165,39 +199,61 @@ def shard(policy: PolicyModel, group: Ranks, compute_dtype: torch.dtype | None =
     model.to_empty(device=group.device)
     read_weights(model, policy.name)
     policy.device = group.device
-    weights = sum(parameter.numel() * (compute_dtype or parameter.dtype).itemsize for parameter in model.parameters())
-    memory = torch.cuda.get_device_properties(group.device).total_memory if group.device.type == "cuda" else None
+    weights = sum(
+        parameter.numel() * (compute_dtype or parameter.dtype).itemsize for parameter in model.parameters()
+    )
+    memory = (
+        torch.cuda.get_device_properties(group.device).total_memory if group.device.type == "cuda" else None
+    )
     policy.scorer.by_layer = any(group.gather(samples_by_layer(weights, memory)))  # type: ignore[assignment]
     with torch.no_grad():  # the first forward settles which unit is the root
         policy.scorer(dummy_pack(group.device))
 
 
 def samples_by_layer(weights: int, memory: int | None) -> bool:
-    """Whether ranks with `memory` bytes each gather one layer at a time while they sample, and not all `weights` bytes once."""
+    """Whether ranks with `memory` bytes each gather one layer at a time while they sample, and not all
+    `weights` bytes once.
+    """
     return memory is not None and weights > WHOLE_SHARE * memory
 
 
 def read_weights(model: nn.Module, source: str) -> None:
-    """Fills an empty model: this rank's slices of its weights from a checkpoint folder (or hub name), fresh adapters, tables of the rotary embedding.
+    """Fills an empty model: this rank's slices of its weights from a checkpoint folder (or hub name), fresh
+    adapters, tables of the rotary embedding.
 
-    Weights are converted to the model's dtype. ValueError naming the tensor that is missing, too many, or has another shape.
+    Weights are converted to the model's dtype. ValueError naming the tensor that is missing, too many, or has
+    another shape.
     """
-    folder = Path(source) if Path(source).is_dir() else Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+    folder = (
+        Path(source)
+        if Path(source).is_dir()
+        else Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+    )
     files = _weight_files(folder)
     fresh = {f"{name}.{leaf}" for name in lora_layers(model) for leaf in ("lora_A", "lora_B")}
-    wanted = {name: parameter for name, parameter in model.named_parameters() if name not in fresh}  # a tied head has no name of its own
+    wanted = {
+        name: parameter for name, parameter in model.named_parameters() if name not in fresh
+    }  # a tied head has no name of its own
     tied = {"lm_head.weight"} - wanted.keys()
     if wrong := sorted(wanted.keys() ^ (files.keys() - tied)):
-        raise ValueError(f"{folder}: the weights do not fit a Qwen3-VL: {', '.join(wrong[:3])} missing or unexpected ({len(wrong)} in all)")
+        raise ValueError(
+            f"{folder}: the weights do not fit a Qwen3-VL: {', '.join(wrong[:3])} missing or unexpected ({len(wrong)} in all)"
+        )
     for file in sorted(set(files.values())):
         with safe_open(file, framework="pt") as tensors, torch.no_grad():
             for name in tensors.keys() & wanted.keys():
                 part, parameter = tensors.get_slice(name), wanted[name]
                 if tuple(part.get_shape()) != tuple(parameter.shape):
-                    raise ValueError(f"{file}: {name} has shape {tuple(part.get_shape())}, expected {tuple(parameter.shape)}")
-                if isinstance(parameter, DTensor):  # FSDP2 gives every rank equally many rows, the last ones fewer
+                    raise ValueError(
+                        f"{file}: {name} has shape {tuple(part.get_shape())}, expected {tuple(parameter.shape)}"
+                    )
+                if isinstance(
+                    parameter, DTensor
+                ):  # FSDP2 gives every rank equally many rows, the last ones fewer
                     local = parameter.to_local()
-                    first = min(dist.get_rank() * math.ceil(len(parameter) / dist.get_world_size()), len(parameter))
+                    first = min(
+                        dist.get_rank() * math.ceil(len(parameter) / dist.get_world_size()), len(parameter)
+                    )
                     local.copy_(part[first : first + len(local)])
                 else:
                     parameter.copy_(part[:])
@@ -212,7 +268,10 @@ def _weight_files(folder: Path) -> dict[str, Path]:
     """Tensor name -> the file of the checkpoint that holds it: one file, or several with an index."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
-        return {name: folder / file for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()}
+        return {
+            name: folder / file
+            for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+        }
     if not single.is_file():
         raise FileNotFoundError(f"{folder}: no model.safetensors or model.safetensors.index.json there")
     with safe_open(single, framework="pt") as tensors:
@@ -221,17 +280,21 @@ def _weight_files(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def unsharded(policy: PolicyModel) -> Iterator[None]:
-    """Inside, ranks can sample on their own, each as many steps as it needs. Nothing happens where nothing is sharded.
+    """Inside, ranks can sample on their own, each as many steps as it needs. Nothing happens where nothing is
+    sharded.
 
-    Every rank holds the whole weights; or, sharded `by_layer`, embeddings and head alone, and each forward pass gathers one layer after another:
-    the ranks then agree before each pass that someone still needs it, and those that have finished take part with an empty one.
+    Every rank holds the whole weights; or, sharded `by_layer`, embeddings and head alone, and each forward
+    pass gathers one layer after another: the ranks then agree before each pass that someone still needs it,
+    and those that have finished take part with an empty one.
     """
     scorer = policy.scorer
     if not isinstance(scorer, FSDPModule):
         yield
         return
     by_layer, backbone = scorer.by_layer, policy.model.model.language_model
-    units = [scorer] if by_layer else [module for module in scorer.modules() if isinstance(module, FSDPModule)]
+    units = (
+        [scorer] if by_layer else [module for module in scorer.modules() if isinstance(module, FSDPModule)]
+    )
     for unit in units:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)

@@ -1,14 +1,16 @@
 """Packing: prompts and answers -> rows of tokens under a token budget, dealt evenly to ranks.
 
-Purpose: an RL group (one prompt, n answers), an SFT sample (one prompt, one answer) and a prefill (prompts alone) are all groups of
-one packed row. Positions of every answer restart at its prompt's end, so n answers cost one prompt: n(P+R) tokens become P+nR. A group
-that is longer than the budget is split into several packs that repeat the prompt. The order of answers is kept track of, and how
-groups are packed changes nothing but speed: sums over answers are the same for every budget and every number of ranks.
+Purpose: an RL group (one prompt, n answers), an SFT sample (one prompt, one answer) and a prefill (prompts
+alone) are all groups of one packed row. Positions of every answer restart at its prompt's end, so n answers
+cost one prompt: n(P+R) tokens become P+nR. A group that is longer than the budget is split into several packs
+that repeat the prompt. The order of answers is kept track of, and how groups are packed changes nothing but
+speed: sums over answers are the same for every budget and every number of ranks.
 
-Shapes: G groups, n answers, T tokens, P prompt, R response. Positions have three axes (time, height, width) as Qwen3-VL's mRoPE wants.
+Shapes: G groups, n answers, T tokens, P prompt, R response. Positions have three axes (time, height, width)
+as Qwen3-VL's mRoPE wants.
 
-ours: packs are dealt by cost to the rank with the least so far; a rank with fewer packs gets dummies of zero weight, so that every rank
-takes part in the same number of collectives.
+ours: packs are dealt by cost to the rank with the least so far; a rank with fewer packs gets dummies of zero
+weight, so that every rank takes part in the same number of collectives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,8 @@ from torch import Tensor
 
 from rmsweb.engine.attention import PackLayout
 
-LINEAR_COST = 24_576  # tokens at which attention costs as much as the linear layers of an 8B model (12 x hidden size, roughly)
+# tokens at which attention costs as much as the linear layers of an 8B model (12 x hidden size, roughly)
+LINEAR_COST = 24_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """One row of groups, on a device. Answer tokens are numbered in order of groups, then answers, then tokens: N in all."""
+    """One row of groups, on a device.
+
+    Answer tokens are numbered in order of groups, then answers, then tokens: N in all.
+    """
 
     ids: Tensor  # [1, T]
     positions: Tensor  # [3, 1, T]
@@ -73,8 +79,15 @@ class Pack:
         return self.ids.shape[1]
 
 
-def make_pack(groups: Sequence[Group], device: torch.device | str = "cpu", keep: list[tuple[Tensor, Tensor]] | None = None) -> Pack:
-    """One row of the groups in order. `keep` is handed to the layout. ValueError where there is no group or an empty answer."""
+def make_pack(
+    groups: Sequence[Group],
+    device: torch.device | str = "cpu",
+    keep: list[tuple[Tensor, Tensor]] | None = None,
+) -> Pack:
+    """One row of the groups in order.
+
+    `keep` is handed to the layout. ValueError where there is no group or an empty answer.
+    """
     layout = PackLayout([group.lengths for group in groups], device, keep)
     ids, positions, source, targets, images, start = [], [], [], [], [], 0
     for group in groups:
@@ -111,10 +124,12 @@ Lengths = tuple[int, tuple[int, ...]]  # of a group: P, (R, ...)
 
 
 def plan_packs(lengths: Sequence[Lengths], token_budget: int) -> list[Bin]:
-    """Packs every group's answers into bins of at most `token_budget` tokens; a prompt counts once in every bin it is repeated in.
+    """Packs every group's answers into bins of at most `token_budget` tokens; a prompt counts once in every
+    bin it is repeated in.
 
-    First fit over pieces in falling order of length, so it is a function of the lengths alone. A single answer that with its prompt
-    exceeds the budget gets a bin of its own. Every answer lies in exactly one bin; a group without answers is one piece.
+    First fit over pieces in falling order of length, so it is a function of the lengths alone. A single
+    answer that with its prompt exceeds the budget gets a bin of its own. Every answer lies in exactly one
+    bin; a group without answers is one piece.
 
     >>> plan_packs([(10, (5, 5, 5)), (3, (2,))], 20)
     [((0, (0, 1)),), ((0, (2,)), (1, (0,)))]
@@ -147,19 +162,29 @@ def plan_packs(lengths: Sequence[Lengths], token_budget: int) -> list[Bin]:
 
 def select(groups: Sequence[Group] | Mapping[int, Group], content: Bin) -> list[Group]:
     """The groups of a bin, each with the answers that the bin holds of it."""
-    return [Group(groups[number].prompt, tuple(groups[number].responses[answer] for answer in answers)) for number, answers in content]
+    return [
+        Group(groups[number].prompt, tuple(groups[number].responses[answer] for answer in answers))
+        for number, answers in content
+    ]
 
 
 def cost(lengths: Sequence[Lengths]) -> float:
-    """Relative cost of a pack: linear in tokens, plus the pairs of attention (each answer against its prompt and itself)."""
+    """Relative cost of a pack: linear in tokens, plus the pairs of attention (each answer against its prompt
+    and itself).
+    """
     total = 0.0
     for prompt, answers in lengths:
-        total += (prompt + sum(answers)) * LINEAR_COST + prompt**2 + sum(answer * (2 * prompt + answer) for answer in answers)
+        total += (
+            (prompt + sum(answers)) * LINEAR_COST
+            + prompt**2
+            + sum(answer * (2 * prompt + answer) for answer in answers)
+        )
     return total
 
 
 def deal(costs: Sequence[float], num_ranks: int) -> list[list[int | None]]:
-    """Deals packs to ranks: the dearest first to the rank with the least; every rank gets equally many, None stands for a dummy.
+    """Deals packs to ranks: the dearest first to the rank with the least; every rank gets equally many, None
+    stands for a dummy.
 
     >>> deal([5.0, 1.0, 3.0], 2)
     [[0, None], [2, 1]]
@@ -175,6 +200,8 @@ def deal(costs: Sequence[float], num_ranks: int) -> list[list[int | None]]:
 
 
 def dummy_pack(device: torch.device | str = "cpu") -> Pack:
-    """A row of one prompt token and one answer token, for a rank that has no pack left; its loss must get weight zero."""
+    """A row of one prompt token and one answer token, for a rank that has no pack left; its loss must get
+    weight zero.
+    """
     token = torch.zeros(1, dtype=torch.long)
     return make_pack([Group(EncodedPrompt(token, token.expand(3, 1), 1, token[:0]), (token,))], device)

@@ -1,18 +1,20 @@
 """The sampler: n rollouts of each prompt over one stored prompt cache.
 
-Purpose: App. G samples n=8 answers of a prompt of up to 12,000 tokens. The prompt is prefilled once and its keys and values are stored
-once; each rollout owns only the keys and values of its answer, preallocated. Attention over both is one softmax over concatenated
-scores, so the rollouts are exactly those of the plain path (tested), for an eighth of the cache.
+Purpose: App. G samples n=8 answers of a prompt of up to 12,000 tokens. The prompt is prefilled once and its
+keys and values are stored once; each rollout owns only the keys and values of its answer, preallocated.
+Attention over both is one softmax over concatenated scores, so the rollouts are exactly those of the plain
+path (tested), for an eighth of the cache.
 
-Shapes: B prompts, n rollouts a prompt, P longest prompt, N longest answer, L layers, h key/value heads, g query heads of one of them, d
-head dimension, V vocabulary.
+Shapes: B prompts, n rollouts a prompt, P longest prompt, N longest answer, L layers, h key/value heads, g
+query heads of one of them, d head dimension, V vocabulary.
 
-1. ours: a rollout draws by inverse CDF from the uniform numbers of its own seed, so that neither the batch it lies in, nor the rank,
-   nor the other rollouts change it.
-2. ours: finished rollouts leave the batch once a quarter of it could leave. A batch has equally many rollouts of every prompt that is left, so a prompt
-   leaves with its last rollout, and the others keep as many as the busiest prompt has unfinished.
-3. ours: recorded log-probabilities are those of the model at the sampling temperature before top-k and top-p, which is what the
-   trainer recomputes.
+1. ours: a rollout draws by inverse CDF from the uniform numbers of its own seed, so that neither the batch it
+   lies in, nor the rank, nor the other rollouts change it.
+2. ours: finished rollouts leave the batch once a quarter of it could leave. A batch has equally many rollouts
+   of every prompt that is left, so a prompt leaves with its last rollout, and the others keep as many as the
+   busiest prompt has unfinished.
+3. ours: recorded log-probabilities are those of the model at the sampling temperature before top-k and top-p,
+   which is what the trainer recomputes.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +30,10 @@ from rmsweb.engine.policy import PolicyModel
 
 PREFILL_TOKENS = 32_768  # prompt tokens of one prefill pass
 KEPT_FRAC = 0.75  # a batch is cut down to its unfinished rollouts when they are at most this share of it
-CACHE_BYTES = {"cuda": 18 << 30, "cpu": 2 << 30}  # keys and values of one decoding batch; 18 GiB are 131,072 tokens of the 8B in bfloat16
+CACHE_BYTES = {
+    "cuda": 18 << 30,
+    "cpu": 2 << 30,
+}  # keys and values of one decoding batch; 18 GiB are 131,072 tokens of the 8B in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +74,28 @@ class RolloutCache:
         self.bias: Tensor | None = None  # [B, 1, 1, P]: -inf where a shorter prompt has no token
 
     def fill(self, first: int, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Stores a prefill: (keys, values) [h, T, d] of every layer for the prompts from number `first` on, packed in a row."""
+        """Stores a prefill: (keys, values) [h, T, d] of every layer for the prompts from number `first` on,
+        packed in a row.
+        """
         batch, longest = len(self.lengths), max(self.lengths)
         if not self.prompt:
             for pair in kept:
                 heads, _, size = pair[0].shape
-                self.prompt.append((pair[0].new_zeros(batch, heads, longest, size), pair[0].new_zeros(batch, heads, longest, size)))
+                self.prompt.append(
+                    (
+                        pair[0].new_zeros(batch, heads, longest, size),
+                        pair[0].new_zeros(batch, heads, longest, size),
+                    )
+                )
                 shape = (batch * self.n, heads, self.max_new, size)
                 self.own.append((pair[0].new_empty(shape), pair[0].new_empty(shape)))
             if min(self.lengths) < longest:
                 missing = torch.arange(longest) >= torch.tensor(self.lengths)[:, None]
-                self.bias = torch.zeros(batch, 1, 1, longest).masked_fill(missing[:, None, None], -torch.inf).to(kept[0][0])
+                self.bias = (
+                    torch.zeros(batch, 1, 1, longest)
+                    .masked_fill(missing[:, None, None], -torch.inf)
+                    .to(kept[0][0])
+                )
         for stored, new in zip(self.prompt, kept, strict=True):
             for target, row in zip(stored, new, strict=True):
                 start, number = 0, first
@@ -104,7 +120,9 @@ class RolloutCache:
         own_scores = own_scores.view(batch, n, heads, g, -1).transpose(1, 2).reshape(batch, heads, n * g, -1)
         weights = torch.cat([prompt_scores, own_scores], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
         from_prompt = (weights[..., :longest] @ prompt_values).view(batch, heads, n, g, size).transpose(1, 2)
-        own_weights = weights[..., longest:].reshape(batch, heads, n, g, -1).transpose(1, 2).reshape(rows, heads, g, -1)
+        own_weights = (
+            weights[..., longest:].reshape(batch, heads, n, g, -1).transpose(1, 2).reshape(rows, heads, g, -1)
+        )
         from_own = (own_weights @ own_values).view(batch, n, heads, g, size)
         return (from_prompt + from_own).reshape(rows, 1, num_heads, size)
 
@@ -123,7 +141,8 @@ def choose(logits: Tensor, uniform: Tensor, decoding: Decoding) -> tuple[Tensor,
         logits: [rows, V].
         uniform: [rows] float64 in [0, 1), one number a row; unused when greedy.
     Returns:
-        tokens [rows] int64, and their log-probabilities [rows] float32 at the temperature, before top-k and top-p.
+        tokens [rows] int64, and their log-probabilities [rows] float32 at the temperature, before top-k and
+        top-p.
     """
     logits = logits.float()
     if decoding.temperature == 0:
@@ -133,18 +152,24 @@ def choose(logits: Tensor, uniform: Tensor, decoding: Decoding) -> tuple[Tensor,
         order = None
         kept = logits
         if decoding.top_k or decoding.top_p < 1:
-            kept, order = logits.topk(min(decoding.top_k or logits.shape[1], logits.shape[1]), dim=-1)  # falling
+            kept, order = logits.topk(
+                min(decoding.top_k or logits.shape[1], logits.shape[1]), dim=-1
+            )  # falling
         weights = kept.softmax(-1, dtype=torch.float64)
         if decoding.top_p < 1:
             weights = weights.masked_fill(weights.cumsum(-1) - weights >= decoding.top_p, 0.0)
         cumulative = weights.cumsum(-1)
-        picked = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).clamp(max=kept.shape[1] - 1)
+        picked = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).clamp(
+            max=kept.shape[1] - 1
+        )
         tokens = (picked if order is None else order.gather(1, picked))[:, 0]
     return tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
-    """[seeds, count] float64 in [0, 1): row i depends on seeds[i] alone, and a longer row begins as a shorter one."""
+    """[seeds, count] float64 in [0, 1): row i depends on seeds[i] alone, and a longer row begins as a shorter
+    one.
+    """
     rows = torch.empty(len(seeds), count, dtype=torch.float64)
     generator = torch.Generator()
     for row, seed in zip(rows, seeds, strict=True):
@@ -153,15 +178,21 @@ def uniforms(seeds: Sequence[int], count: int) -> Tensor:
 
 
 def cache_bytes(config: Any, dtype: torch.dtype, n: int, prompt_tokens: int, max_new_tokens: int) -> int:
-    """Bytes of the keys and values of one prompt and its n rollouts, for a text model's config (8B in bfloat16: 144 KiB a token)."""
+    """Bytes of the keys and values of one prompt and its n rollouts, for a text model's config (8B in
+    bfloat16: 144 KiB a token).
+    """
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
     return per_token * (prompt_tokens + n * max_new_tokens)
 
 
-def plan_batches(lengths: Sequence[int], limits: Sequence[int], size: Callable[[int, int], int], budget: int) -> list[list[int]]:
-    """Cuts prompts into decoding batches, longest prompts first, so that those of a batch are about equally long.
+def plan_batches(
+    lengths: Sequence[int], limits: Sequence[int], size: Callable[[int, int], int], budget: int
+) -> list[list[int]]:
+    """Cuts prompts into decoding batches, longest prompts first, so that those of a batch are about equally
+    long.
 
-    `size` gives the bytes of one prompt from the batch's longest prompt and limit; a single prompt may exceed the budget.
+    `size` gives the bytes of one prompt from the batch's longest prompt and limit; a single prompt may exceed
+    the budget.
 
     >>> plan_batches([5, 90, 6, 80], [1, 1, 1, 1], lambda prompt, limit: prompt + limit, 190)
     [[1, 3], [2, 0]]
@@ -169,7 +200,10 @@ def plan_batches(lengths: Sequence[int], limits: Sequence[int], size: Callable[[
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         joined = [*batches[-1], number] if batches else []
-        if joined and len(joined) * size(max(lengths[i] for i in joined), max(limits[i] for i in joined)) <= budget:
+        if (
+            joined
+            and len(joined) * size(max(lengths[i] for i in joined), max(limits[i] for i in joined)) <= budget
+        ):
             batches[-1].append(number)
         else:
             batches.append([number])
@@ -192,21 +226,35 @@ def sample(
     Args:
         max_new_tokens: longest answer in tokens, <|im_end|> included: one number, or one a prompt.
         seeds: one a rollout, prompt by prompt: len(prompts) x n.
-        budget: bounds the bytes of stored keys and values of one batch; more prompts are decoded batch after batch. None takes CACHE_BYTES.
+        budget: bounds the bytes of stored keys and values of one batch; more prompts are decoded batch after
+        batch. None takes CACHE_BYTES.
     Returns:
         for every prompt its n rollouts, in the order of the seeds.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if n < 1 or len(seeds) != len(prompts) * n or len(limits) != len(prompts) or min(limits, default=1) < 1:
-        raise ValueError(f"sample: {len(prompts)} prompts x n={n} with {len(seeds)} seeds and limits {limits}: expected one seed a rollout, limits >= 1")
+        raise ValueError(
+            f"sample: {len(prompts)} prompts x n={n} with {len(seeds)} seeds and limits {limits}: expected one seed a rollout, limits >= 1"
+        )
     training = policy.model.training
     policy.model.eval()
     text = policy.model.model.language_model
     size = partial(cache_bytes, text.config, text.dtype, n)
     results: dict[int, list[Rollout]] = {}
-    for batch in plan_batches([len(prompt) for prompt in prompts], limits, size, CACHE_BYTES[policy.device.type] if budget is None else budget):
+    for batch in plan_batches(
+        [len(prompt) for prompt in prompts],
+        limits,
+        size,
+        CACHE_BYTES[policy.device.type] if budget is None else budget,
+    ):
         own_seeds = [seed for i in batch for seed in seeds[i * n : i * n + n]]
-        results |= zip(batch, _sample_batch(policy, [prompts[i] for i in batch], n, [limits[i] for i in batch], own_seeds, decoding), strict=True)
+        results |= zip(
+            batch,
+            _sample_batch(
+                policy, [prompts[i] for i in batch], n, [limits[i] for i in batch], own_seeds, decoding
+            ),
+            strict=True,
+        )
     policy.model.train(training)
     return [results[number] for number in range(len(prompts))]
 
@@ -220,7 +268,9 @@ def _prefill(policy: PolicyModel, prompts: Sequence[EncodedPrompt], cache: Rollo
             tokens += len(prompts[stop])
             stop += 1
         kept: list[tuple[Tensor, Tensor]] = []
-        hidden = policy.scorer.hidden(make_pack([Group(prompt) for prompt in prompts[first:stop]], policy.device, kept))
+        hidden = policy.scorer.hidden(
+            make_pack([Group(prompt) for prompt in prompts[first:stop]], policy.device, kept)
+        )
         ends = torch.tensor([len(prompt) for prompt in prompts[first:stop]]).cumsum(0) - 1
         last.append(hidden[ends.to(hidden.device)])
         cache.fill(first, kept)
@@ -229,7 +279,12 @@ def _prefill(policy: PolicyModel, prompts: Sequence[EncodedPrompt], cache: Rollo
 
 
 def _sample_batch(
-    policy: PolicyModel, prompts: Sequence[EncodedPrompt], n: int, limits: Sequence[int], seeds: Sequence[int], decoding: Decoding
+    policy: PolicyModel,
+    prompts: Sequence[EncodedPrompt],
+    n: int,
+    limits: Sequence[int],
+    seeds: Sequence[int],
+    decoding: Decoding,
 ) -> list[list[Rollout]]:
     device, rollouts, longest = policy.device, len(prompts) * n, max(limits)
     backbone, head = policy.model.model.language_model, policy.model.lm_head
@@ -260,10 +315,19 @@ def _sample_batch(
             rows, tokens = rows[kept_rows], tokens[kept_rows]
         where = (position[rows] + step).expand(3, -1)[..., None]  # [3, rows, 1]
         embedded = backbone.embed_tokens(tokens)[:, None]
-        logits = head(backbone(inputs_embeds=embedded, position_ids=where, layout=cache, use_cache=False).last_hidden_state[:, 0])
+        logits = head(
+            backbone(
+                inputs_embeds=embedded, position_ids=where, layout=cache, use_cache=False
+            ).last_hidden_state[:, 0]
+        )
     ids, logprobs, ends_at = ids.cpu(), logprobs.cpu(), lengths.tolist()
     answers = [
-        Rollout(ids[row, :end], logprobs[row, :end], policy.decode(ids[row, :end]), "stop" if ids[row, end - 1] == policy.end_id else "length")
+        Rollout(
+            ids[row, :end],
+            logprobs[row, :end],
+            policy.decode(ids[row, :end]),
+            "stop" if ids[row, end - 1] == policy.end_id else "length",
+        )
         for row, end in enumerate(ends_at)
     ]
     return [answers[start : start + n] for start in range(0, rollouts, n)]

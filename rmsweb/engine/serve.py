@@ -1,8 +1,9 @@
 """Serving: a checkpoint as the `Policy` that the agent loop calls.
 
-Purpose: evaluation and pool runs drive many browsers at once; each asks for one answer at a time. Requests that arrive within a short
-window are answered as one batch by the sampler, in a worker thread, while the browsers go on in the event loop. A request's answer
-depends on its messages and its seed alone, not on the batch it came in.
+Purpose: evaluation and pool runs drive many browsers at once; each asks for one answer at a time. Requests
+that arrive within a short window are answered as one batch by the sampler, in a worker thread, while the
+browsers go on in the event loop. A request's answer depends on its messages and its seed alone, not on the
+batch it came in.
 """
 
 import asyncio
@@ -45,14 +46,25 @@ class CheckpointPolicy:
         window_s: float = 0.01,
         max_batch: int = 64,
     ) -> None:
-        self.policy, self.image_root, self.decoding, self.window_s, self.max_batch = policy, image_root, decoding, window_s, max_batch
+        self.policy, self.image_root, self.decoding, self.window_s, self.max_batch = (
+            policy,
+            image_root,
+            decoding,
+            window_s,
+            max_batch,
+        )
         self.num_batches = 0
         self._waiting: list[_Request] = []
         self._task: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, "policy")
 
-    async def __call__(self, messages: Sequence[Message], *, seed: int, purpose: str, max_tokens: int) -> Reply:
-        """Answers one request. Raises what makes this request impossible: ValueError, FileNotFoundError for its picture."""
+    async def __call__(
+        self, messages: Sequence[Message], *, seed: int, purpose: str, max_tokens: int
+    ) -> Reply:
+        """Answers one request.
+
+        Raises what makes this request impossible: ValueError, FileNotFoundError for its picture.
+        """
         request = _Request(messages, seed, max_tokens, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         if self._task is None or self._task.done():
@@ -69,10 +81,14 @@ class CheckpointPolicy:
         while self._waiting:
             await asyncio.sleep(self.window_s)
             batch, self._waiting = self._waiting[: self.max_batch], self._waiting[self.max_batch :]
-            job = loop.run_in_executor(self._worker, self._answer, [(r.messages, r.seed, r.max_tokens) for r in batch])
+            job = loop.run_in_executor(
+                self._worker, self._answer, [(r.messages, r.seed, r.max_tokens) for r in batch]
+            )
             await asyncio.wait([job])
             failure = job.exception()
-            replies: Sequence[Reply | BaseException] = [failure] * len(batch) if failure is not None else job.result()
+            replies: Sequence[Reply | BaseException] = (
+                [failure] * len(batch) if failure is not None else job.result()
+            )
             self.num_batches += 1
             for request, reply in zip(batch, replies, strict=True):
                 if request.answer.done():  # its asker was cancelled
@@ -92,9 +108,14 @@ class CheckpointPolicy:
                 prompts.append((number, self.policy.encode_prompt(messages, self.image_root)))
             except (ValueError, OSError) as error:
                 replies[number] = error
-        seeds, limits = [batch[number][1] for number, _ in prompts], [batch[number][2] for number, _ in prompts]
+        seeds, limits = (
+            [batch[number][1] for number, _ in prompts],
+            [batch[number][2] for number, _ in prompts],
+        )
         encoded = [prompt for _, prompt in prompts]
-        answers = sample(self.policy, encoded, n=1, max_new_tokens=limits, seeds=seeds, decoding=self.decoding)
+        answers = sample(
+            self.policy, encoded, n=1, max_new_tokens=limits, seeds=seeds, decoding=self.decoding
+        )
         for (number, prompt), (rollout,) in zip(prompts, answers, strict=True):
             replies[number] = Reply(
                 text=rollout.text,

@@ -1,7 +1,8 @@
-"""Training: the optimizer step, learning rates, the packs of a step, and the state that a killed run goes on from.
+"""Training: the optimizer step, learning rates, the packs of a step, and the state that a killed run goes on
+from.
 
-Purpose: what SFT and RL share. A step plans its packs, runs this rank's share forward and backward, sums gradients over the ranks,
-clips, and updates (App. F: AdamW, cosine; App. G: constant rate).
+Purpose: what SFT and RL share. A step plans its packs, runs this rank's share forward and backward, sums
+gradients over the ranks, clips, and updates (App. F: AdamW, cosine; App. G: constant rate).
 
 Shapes: N answer tokens of a pack.
 
@@ -34,7 +35,8 @@ KEPT_STATES = 2  # newest training states that stay on disk
 
 
 def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) -> float:
-    """Learning rate of step `step` in [0, total): linear over the first ceil(total x warmup_ratio) steps, then half a cosine down to 0.
+    """Learning rate of step `step` in [0, total): linear over the first ceil(total x warmup_ratio) steps,
+    then half a cosine down to 0.
 
     >>> [round(cosine_with_warmup(step, 5, 1.0, 0.4), 3) for step in range(5)]
     [0.5, 1.0, 1.0, 0.75, 0.25]
@@ -50,20 +52,27 @@ def constant(step: int, total: int, peak: float, warmup_ratio: float = 0.0) -> f
     return peak
 
 
-def read_samples(files: Iterable[Path], prompt_config: PromptConfig, split: Split) -> Iterator[tuple[StepSample, Path]]:
+def read_samples(
+    files: Iterable[Path], prompt_config: PromptConfig, split: Split
+) -> Iterator[tuple[StepSample, Path]]:
     """Samples and mined states of the files in order, each with its run folder.
 
-    RecordError where a file holds something else; ValueError naming file and sample where the prompt configuration or the split differs.
+    RecordError where a file holds something else; ValueError naming file and sample where the prompt
+    configuration or the split differs.
     """
     for file in files:
         with open(file, encoding="utf-8") as lines:
             header = lines.readline().strip()
         kind = next((kind for kind in (MinedState, StepSample) if f'"{kind.__name__}"' in header), None)
         if kind is None:
-            raise RecordError(f"{file}:1: header is {header[:80]!r}, expected one of a MinedState or StepSample file")
+            raise RecordError(
+                f"{file}:1: header is {header[:80]!r}, expected one of a MinedState or StepSample file"
+            )
         for sample in read_records(file, kind):
             if sample.prompt_config != prompt_config.hash:
-                raise ValueError(f"{file}: {sample.sample_id} was made with prompt config {sample.prompt_config}, expected {prompt_config.hash}")
+                raise ValueError(
+                    f"{file}: {sample.sample_id} was made with prompt config {sample.prompt_config}, expected {prompt_config.hash}"
+                )
             if sample.split != split:
                 raise ValueError(f"{file}: {sample.sample_id} is of split {sample.split}, expected {split}")
             yield sample, file.parent
@@ -83,7 +92,8 @@ def prepare_policy(
     sharded: bool,
     seed: int,
 ) -> tuple[PolicyModel, list[nn.Parameter]]:
-    """The model `source` with fresh adapters on this rank's device, whole or its shard, and the parameters that are trained.
+    """The model `source` with fresh adapters on this rank's device, whole or its shard, and the parameters
+    that are trained.
 
     Args:
         dtype: of frozen weights: float32, bfloat16, or auto (bfloat16 on a GPU). Trained weights are float32.
@@ -91,7 +101,9 @@ def prepare_policy(
     """
     half = dtype == "bfloat16" or (dtype == "auto" and ranks.device.type == "cuda")
     frozen = torch.bfloat16 if half and lora_rank else torch.float32
-    policy = PolicyModel.load(source, dtype=frozen, device="meta" if sharded else ranks.device, prompt_config=prompt_config)
+    policy = PolicyModel.load(
+        source, dtype=frozen, device="meta" if sharded else ranks.device, prompt_config=prompt_config
+    )
     torch.manual_seed(seed)
     if lora_rank:
         add_lora(policy.model, rank=lora_rank, alpha=lora_alpha, dropout_p=lora_dropout, scope=lora_scope)
@@ -104,20 +116,40 @@ def prepare_policy(
 
 @dataclass(frozen=True, slots=True)
 class RankPack:
-    """A pack of this rank. `number` counts the step's packs over all ranks, -1 for a dummy; `answers` are (group, answer) in the pack's order."""
+    """A pack of this rank.
+
+    `number` counts the step's packs over all ranks, -1 for a dummy; `answers` are (group, answer) in the
+    pack's order.
+    """
 
     number: int
     pack: Pack
     answers: tuple[tuple[int, int], ...]
 
 
-def rank_packs(policy: PolicyModel, ranks: Ranks, lengths: Sequence[Lengths], group: Callable[[int], Group], token_budget: int) -> Iterator[RankPack]:
-    """This rank's packs of a step's groups: equally many on every rank, filled up with dummies that hold no answers.
+def rank_packs(
+    policy: PolicyModel,
+    ranks: Ranks,
+    lengths: Sequence[Lengths],
+    group: Callable[[int], Group],
+    token_budget: int,
+) -> Iterator[RankPack]:
+    """This rank's packs of a step's groups: equally many on every rank, filled up with dummies that hold no
+    answers.
 
-    The plan is a function of `lengths` alone, so all ranks agree on it and only the rank that needs a group encodes it.
+    The plan is a function of `lengths` alone, so all ranks agree on it and only the rank that needs a group
+    encodes it.
     """
     bins = plan_packs(lengths, token_budget)
-    costs = [cost([(lengths[number][0], tuple(lengths[number][1][a] for a in answers)) for number, answers in content]) for content in bins]
+    costs = [
+        cost(
+            [
+                (lengths[number][0], tuple(lengths[number][1][a] for a in answers))
+                for number, answers in content
+            ]
+        )
+        for content in bins
+    ]
     for number in deal(costs, ranks.world_size)[ranks.rank]:
         if number is None:
             yield RankPack(-1, dummy_pack(policy.device), ())
@@ -125,13 +157,24 @@ def rank_packs(policy: PolicyModel, ranks: Ranks, lengths: Sequence[Lengths], gr
         content = bins[number]
         groups = {index: group(index) for index, _ in content}
         ordered = select(groups, content)
-        yield RankPack(number, make_pack(ordered, policy.device), tuple((index, answer) for index, answers in content for answer in answers))
+        yield RankPack(
+            number,
+            make_pack(ordered, policy.device),
+            tuple((index, answer) for index, answers in content for answer in answers),
+        )
 
 
 def score(
-    policy: PolicyModel, ranks: Ranks, lengths: Sequence[Lengths], group: Callable[[int], Group], token_budget: int, temperature: float = 1.0
+    policy: PolicyModel,
+    ranks: Ranks,
+    lengths: Sequence[Lengths],
+    group: Callable[[int], Group],
+    token_budget: int,
+    temperature: float = 1.0,
 ) -> dict[tuple[int, int], Tensor]:
-    """Log-probabilities of every answer, [R] float32 on the CPU by (group, answer), without gradient, on all ranks."""
+    """Log-probabilities of every answer, [R] float32 on the CPU by (group, answer), without gradient, on all
+    ranks.
+    """
     own: dict[tuple[int, int], Tensor] = {}
     with torch.no_grad():
         for item in rank_packs(policy, ranks, lengths, group, token_budget):
@@ -166,21 +209,27 @@ class Optimizer:
         for parameter in self.parameters:
             groups.setdefault((parameter.ndim > 1, isinstance(parameter, DTensor)), []).append(parameter)
         self.adam = torch.optim.AdamW(
-            [{"params": members, "weight_decay": weight_decay if matrix else 0.0} for (matrix, _), members in groups.items()],
+            [
+                {"params": members, "weight_decay": weight_decay if matrix else 0.0}
+                for (matrix, _), members in groups.items()
+            ],
             lr=rate(0),
             betas=betas,
             fused=True,
         )
 
     def step(self) -> tuple[float, float]:
-        """One update from the accumulated gradients, which are cleared; returns the gradient norm before clipping and the learning rate.
+        """One update from the accumulated gradients, which are cleared; returns the gradient norm before
+        clipping and the learning rate.
 
         ValueError where the norm is not finite: such a step would destroy the weights.
         """
         self.ranks.sum_gradients(self.parameters)
         norm = self._norm()
         if not math.isfinite(norm):
-            raise ValueError(f"step {self.num_steps}: the gradient norm is {norm}; lower the learning rate or look at the data of this step")
+            raise ValueError(
+                f"step {self.num_steps}: the gradient norm is {norm}; lower the learning rate or look at the data of this step"
+            )
         if norm > self.clip:
             for parameter in self.parameters:
                 if parameter.grad is not None:
@@ -205,19 +254,32 @@ class Optimizer:
         return math.sqrt(float(squares.sum()))
 
 
-# ------------------------------------------------------------------------------------------------- states and checkpoints
+# ------------------------------------------------------------------------------------- states and checkpoints
 
 
-def save_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks, *, step: int, extra: dict[str, Any]) -> None:
-    """Writes folder/state-<step>.rank<r>-of-<ranks>.pt: trained weights, optimizer, random state and `extra`; the two newest steps stay.
+def save_training_state(
+    folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks, *, step: int, extra: dict[str, Any]
+) -> None:
+    """Writes folder/state-<step>.rank<r>-of-<ranks>.pt: trained weights, optimizer, random state and `extra`;
+    the two newest steps stay.
 
-    A file appears whole or not at all, so a run killed at any moment goes on from the newest step that all ranks have. `step` counts training steps,
-    skipped ones included.
+    A file appears whole or not at all, so a run killed at any moment goes on from the newest step that all
+    ranks have. `step` counts training steps, skipped ones included.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"state-{step:08d}.rank{ranks.rank}-of-{ranks.world_size}.pt"
-    weights = {name: parameter.detach() for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
-    state = {"updates": optimizer.num_steps, "weights": weights, "adam": optimizer.adam.state_dict(), "rng": torch.get_rng_state(), "extra": extra}
+    weights = {
+        name: parameter.detach()
+        for name, parameter in policy.model.named_parameters()
+        if parameter.requires_grad
+    }
+    state = {
+        "updates": optimizer.num_steps,
+        "weights": weights,
+        "adam": optimizer.adam.state_dict(),
+        "rng": torch.get_rng_state(),
+        "extra": extra,
+    }
     if ranks.device.type == "cuda":
         state["cuda_rng"] = torch.cuda.get_rng_state(ranks.device)
     temporary = path.with_suffix(".tmp")
@@ -231,15 +293,21 @@ def save_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer,
         old.unlink()
 
 
-def load_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks) -> dict[str, Any] | None:
+def load_training_state(
+    folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks
+) -> dict[str, Any] | None:
     """Goes back to the newest state that all ranks have and returns its `extra`; None where there is none.
 
-    Later states, which some ranks wrote before the run was killed, are deleted. ValueError where the state belongs to other parameters or another
-    number of ranks.
+    Later states, which some ranks wrote before the run was killed, are deleted. ValueError where the state
+    belongs to other parameters or another number of ranks.
     """
     own = _states(folder, ranks)
-    if others := set(folder.glob("state-*.pt")) - {path for paths in ranks.gather(list(own.values())) for path in paths}:
-        raise ValueError(f"{min(others)}: was written by another number of ranks than {ranks.world_size}; resume with as many as before")
+    if others := set(folder.glob("state-*.pt")) - {
+        path for paths in ranks.gather(list(own.values())) for path in paths
+    }:
+        raise ValueError(
+            f"{min(others)}: was written by another number of ranks than {ranks.world_size}; resume with as many as before"
+        )
     newest = max(set.intersection(*map(set, ranks.gather(list(own)))), default=-1)
     for step, path in own.items():
         if step > newest:
@@ -248,9 +316,13 @@ def load_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer,
         return None
     path = own[newest]
     state = torch.load(path, map_location="cpu", weights_only=True)
-    trained = {name: parameter for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter for name, parameter in policy.model.named_parameters() if parameter.requires_grad
+    }
     if trained.keys() != state["weights"].keys():
-        raise ValueError(f"{path}: trains other parameters than this run; resume with the flags of the run that wrote it")
+        raise ValueError(
+            f"{path}: trains other parameters than this run; resume with the flags of the run that wrote it"
+        )
     for name, parameter in trained.items():
         target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         target.data.copy_(state["weights"][name])
@@ -264,19 +336,26 @@ def load_training_state(folder: Path, policy: PolicyModel, optimizer: Optimizer,
 
 
 def data_digest(items: Iterable[Any]) -> str:
-    """Short digest of what a run trains on, in order: ranks must agree on it, and a resumed run must find it again."""
+    """Short digest of what a run trains on, in order: ranks must agree on it, and a resumed run must find it
+    again.
+    """
     return hashlib.sha256("\n".join(map(repr, items)).encode()).hexdigest()[:16]
 
 
 def check_data(before: str, now: str, out: Path) -> None:
     """ValueError where a resumed run would train on other data than before."""
     if before != now:
-        raise ValueError(f"{out}: the run was started with other data (digest {before}, now {now}); resume with the same files or choose another --out")
+        raise ValueError(
+            f"{out}: the run was started with other data (digest {before}, now {now}); resume with the same files or choose another --out"
+        )
 
 
 def _states(folder: Path, ranks: Ranks) -> dict[int, Path]:
     """Step -> file of this rank's states."""
-    return {int(path.name.split("-")[1].split(".")[0]): path for path in folder.glob(f"state-*.rank{ranks.rank}-of-{ranks.world_size}.pt")}
+    return {
+        int(path.name.split("-")[1].split(".")[0]): path
+        for path in folder.glob(f"state-*.rank{ranks.rank}-of-{ranks.world_size}.pt")
+    }
 
 
 def _local(value: Any) -> Any:
@@ -295,15 +374,24 @@ def _like(state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> dict[str
         if isinstance(parameter, DTensor):
             for name, value in slots.items():
                 if value.ndim:
-                    slots[name] = DTensor.from_local(value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride())
+                    slots[name] = DTensor.from_local(
+                        value,
+                        parameter.device_mesh,
+                        parameter.placements,
+                        shape=parameter.shape,
+                        stride=parameter.stride(),
+                    )
     return state
 
 
-def save_checkpoint(policy: PolicyModel, ranks: Ranks, folder: Path, *, adapter: Path | None = None, base_name: str = "") -> None:
-    """Rank 0 writes the merged standard checkpoint to `folder` and, where there are adapters, those to `adapter`; all ranks must call it.
+def save_checkpoint(
+    policy: PolicyModel, ranks: Ranks, folder: Path, *, adapter: Path | None = None, base_name: str = ""
+) -> None:
+    """Rank 0 writes the merged standard checkpoint to `folder` and, where there are adapters, those to
+    `adapter`; all ranks must call it.
 
-    Sharded weights are gathered one tensor at a time and kept by rank 0 alone, in main memory. A folder of the same name is replaced when the new one
-    is complete.
+    Sharded weights are gathered one tensor at a time and kept by rank 0 alone, in main memory. A folder of
+    the same name is replaced when the new one is complete.
     """
 
     def keep(tensor: Tensor) -> Tensor | None:

@@ -1,4 +1,6 @@
-"""`python -m rmsweb.playground serve | tasks | teacher`: look at the sites, write the task files, run the scripted LLM roles."""
+"""`python -m rmsweb.playground serve | tasks | teacher`: look at the sites, write the task files, run the
+scripted LLM roles.
+"""
 
 import argparse
 import sys
@@ -46,11 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve = commands.add_parser("serve", help="serve the sites for a person to browse")
     serve.add_argument("--port", type=int, default=8000, help="loopback port (default 8000)")
     tasks = commands.add_parser("tasks", help="write the task files of the three splits")
-    tasks.add_argument("--out", type=Path, required=True, help="folder for train.jsonl, dev.jsonl and held-out.jsonl")
+    tasks.add_argument(
+        "--out", type=Path, required=True, help="folder for train.jsonl, dev.jsonl and held-out.jsonl"
+    )
     tasks.add_argument("--train", type=int, default=400, help="number of training tasks (default 400)")
     tasks.add_argument("--dev", type=int, default=60, help="number of development tasks (default 60)")
     tasks.add_argument("--held-out", type=int, default=64, help="number of held-out tasks (default 64)")
-    tasks.add_argument("--trouble", type=float, default=0.0, help="share of pages that answer late and with status 503 the first time (default 0)")
+    tasks.add_argument(
+        "--trouble",
+        type=float,
+        default=0.0,
+        help="share of pages that answer late and with status 503 the first time (default 0)",
+    )
     teacher = commands.add_parser("teacher", help="serve the scripted LLM roles in the OpenAI chat format")
     teacher.add_argument("--port", type=int, default=8001, help="loopback port (default 8001)")
     options = parser.parse_args(argv)
@@ -60,7 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "tasks":
             if not 0 <= options.trouble <= 1:
                 parser.error(f"--trouble is {options.trouble}, expected a share between 0 and 1")
-            _tasks(options.out, {"train": options.train, "dev": options.dev, "held-out": options.held_out}, options.trouble)
+            _tasks(
+                options.out,
+                {"train": options.train, "dev": options.dev, "held-out": options.held_out},
+                options.trouble,
+            )
         else:
             _teacher(options.port)
     except KeyboardInterrupt:

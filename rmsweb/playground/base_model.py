@@ -1,13 +1,16 @@
-"""The tiny base: a Qwen3-VL of the real class with about one million parameters, its word-level tokenizer, and its training by drills.
+"""The tiny base: a Qwen3-VL of the real class with about one million parameters, its word-level tokenizer,
+and its training by drills.
 
-Purpose: stands where Qwen3-VL-8B-Instruct stands, so that the whole pipeline runs on a laptop. `python -m rmsweb.playground.base_model
---out DIR` rebuilds what is committed under `playground/base/`. It has never seen a page, a task or an entity of the playground in
-its role (see `drills`).
+Purpose: stands where Qwen3-VL-8B-Instruct stands, so that the whole pipeline runs on a laptop. `python -m
+rmsweb.playground.base_model
+--out DIR` rebuilds what is committed under `playground/base/`. It has never seen a page, a task or an entity
+of the playground in its role (see `drills`).
 
-ours: everything. A word is one token wherever it stands: the space between two words is implied (dropped when encoding, put back
-when decoding), pieces of the state's and the answer's structure are single tokens. In every layer but the first the query projection
-starts as a copy of the key projection: a token then attends to equal tokens from the start, without which look-up is not learned in
-minutes. Stages advance at a running accuracy on words and numbers; structure tokens weigh 0.2.
+ours: everything. A word is one token wherever it stands: the space between two words is implied (dropped when
+encoding, put back when decoding), pieces of the state's and the answer's structure are single tokens. In
+every layer but the first the query projection starts as a copy of the key projection: a token then attends to
+equal tokens from the start, without which look-up is not learned in minutes. Stages advance at a running
+accuracy on words and numbers; structure tokens weigh 0.2.
 """
 
 import argparse
@@ -35,7 +38,15 @@ from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Image
 
 BASE_FOLDER = Path(__file__).parent / "base"
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 STRUCTURE = (
     "user\n", "system\n", "assistant\n", "\n", "\t", "\n\t", "\n[", "[", "\n*[", "*[", "]<a />\n\t", "]<button />\n\t", "]<input name=", "]<select name=",
     " value=", " />", "<browser_state>\nPage: ", "</browser_state>\n", "<history>\n", "</history>\n", "Task: ", "<guide>\n", "</guide>\n", "Warning: ",
@@ -46,30 +57,45 @@ CLOSING = "<|im_end|>\n<|im_start|>assistant\n"
 STRUCTURE_WEIGHT = 0.2
 GATES = (0.8, 0.8, 0.8, 0.85)  # running accuracy that ends a stage
 REPLAY = 0.2  # share of a batch that comes from older stages
-WARM_UP = 400  # steps; look-up is found while the rate is still low (at 1e-3 from step 50 on it was not found in 1,600 steps)
+# steps; look-up is found while the rate is still low (at 1e-3 from step 50 on it was not found in 1,600
+# steps)
+WARM_UP = 400
 
-# ----------------------------------------------------------------------------------------------------------- tokenizer
+# -------------------------------------------------------------------------------------------------- tokenizer
 
 
 def build_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer over `words`, the numbers 0..99 and the structure tokens; unknown words become <unk>."""
+    """Word-level tokenizer over `words`, the numbers 0..99 and the structure tokens; unknown words become
+    <unk>.
+    """
     vocabulary = {token: i for i, token in enumerate(SPECIAL)}
     plain = ["<unk>", *(str(number) for number in range(NUM_VALUES)), *sorted(set(words) - {"done"})]
     for token in plain:
         vocabulary.setdefault(token if token == "<unk>" else f"▁{token}", len(vocabulary))
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
-    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex(r"(?<![\p{L}\p{N}.,])▁"), ""), decoders.Replace("▁", " ")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Fuse(), decoders.Replace(Regex(r"(?<![\p{L}\p{N}.,])▁"), ""), decoders.Replace("▁", " ")]
+    )
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in STRUCTURE])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token="<unk>"
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- model
+# ------------------------------------------------------------------------------------------------------ model
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, seed: int, *, hidden: int = 128, layers: int = 3, heads: int = 4, kv_heads: int = 2, head_dim: int = 32
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    *,
+    hidden: int = 128,
+    layers: int = 3,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
 ) -> Qwen3VLForConditionalGeneration:
     """Random weights (std 0.02) with q_proj = k_proj in every layer but the first."""
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
@@ -98,11 +124,13 @@ def build_model(
             torch.nn.init.normal_(parameter, std=0.02)
     for layer in text.layers[1:]:
         keys = layer.self_attn.k_proj.weight.data.view(kv_heads, head_dim, -1)
-        layer.self_attn.q_proj.weight.data = keys.repeat_interleave(heads // kv_heads, 0).flatten(0, 1).clone()
+        layer.self_attn.q_proj.weight.data = (
+            keys.repeat_interleave(heads // kv_heads, 0).flatten(0, 1).clone()
+        )
     return model
 
 
-# ------------------------------------------------------------------------------------------------------------ pictures
+# --------------------------------------------------------------------------------------------------- pictures
 
 
 def draw_pictures(folder: Path, config: PromptConfig, count: int, seed: int) -> list[Image]:
@@ -115,19 +143,24 @@ def draw_pictures(folder: Path, config: PromptConfig, count: int, seed: int) -> 
         pen = ImageDraw.Draw(picture)
         for _ in range(r.randint(6, 20)):
             x, y = r.randrange(width - 60), r.randrange(height - 30)
-            pen.rectangle((x, y, x + r.randint(20, 200), y + r.randint(8, 80)), fill=tuple(r.randint(40, 255) for _ in range(3)))
+            pen.rectangle(
+                (x, y, x + r.randint(20, 200), y + r.randint(8, 80)),
+                fill=tuple(r.randint(40, 255) for _ in range(3)),
+            )
         path = f"screenshots/drill{number}.jpeg"
         picture.save(folder / path, quality=60)
         images.append(Image(path=path, sha256=f"drill{number}", width=width, height=height))
     return images
 
 
-# ------------------------------------------------------------------------------------------------------------ training
+# --------------------------------------------------------------------------------------------------- training
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DrillBatch:
-    """A pack of drills: `weights` [response tokens] is 0 for what is given, 0.2 for structure, 1 for words and numbers."""
+    """A pack of drills: `weights` [response tokens] is 0 for what is given, 0.2 for structure, 1 for words
+    and numbers.
+    """
 
     pack: Pack
     weights: Tensor
@@ -140,21 +173,33 @@ class DrillEncoder:
         self.policy, self.folder, self.tokenizer = policy, folder, policy.tokenizer
         self.num_closing = len(self.tokenizer(CLOSING, add_special_tokens=False)["input_ids"])
         structure = set(self.tokenizer.convert_tokens_to_ids(list(STRUCTURE + SPECIAL)))
-        self.importance = torch.tensor([STRUCTURE_WEIGHT if i in structure else 1.0 for i in range(len(self.tokenizer))])
+        self.importance = torch.tensor(
+            [STRUCTURE_WEIGHT if i in structure else 1.0 for i in range(len(self.tokenizer))]
+        )
 
     def page(self, drill: Drill) -> EncodedPrompt:
         """The shared part without the closing of the user's turn."""
         prompt = self.policy.encode_prompt(drill.page, self.folder)
         n = self.num_closing
-        return dataclasses.replace(prompt, ids=prompt.ids[:-n], positions=prompt.positions[:, :-n], next_position=prompt.next_position - n)
+        return dataclasses.replace(
+            prompt,
+            ids=prompt.ids[:-n],
+            positions=prompt.positions[:, :-n],
+            next_position=prompt.next_position - n,
+        )
 
     def turns(self, drill: Drill) -> tuple[list[list[int]], list[Tensor]]:
         """Token ids and weights of every turn."""
         middle, end = (CLOSING, "<|im_end|>") if drill.chat else ("", "")
-        texts = [turn.tail + middle + turn.target + ("" if turn.given and not turn.target.endswith("}") else end) for turn in drill.turns]
+        texts = [
+            turn.tail + middle + turn.target + ("" if turn.given and not turn.target.endswith("}") else end)
+            for turn in drill.turns
+        ]
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
         weights = []
-        for turn, ids, offsets in zip(drill.turns, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        for turn, ids, offsets in zip(
+            drill.turns, encoded["input_ids"], encoded["offset_mapping"], strict=True
+        ):
             start = len(turn.tail) + len(middle) + turn.given
             trained = torch.tensor([end > start for _, end in offsets])
             weights.append(self.importance[torch.tensor(ids)] * trained)
@@ -164,7 +209,9 @@ class DrillEncoder:
         groups, weights = [], []
         for drill in drills:
             ids, turn_weights = self.turns(drill)
-            if drill.page and not drill.chat and "<browser_state>" not in str(drill.page[0].parts):  # recall: one causal row
+            if (
+                drill.page and not drill.chat and "<browser_state>" not in str(drill.page[0].parts)
+            ):  # recall: one causal row
                 ids, turn_weights = [[i for row in ids for i in row]], [torch.cat(turn_weights)]
             groups.append(Group(prompt=self.page(drill), responses=tuple(torch.tensor(row) for row in ids)))
             weights += turn_weights
@@ -177,7 +224,9 @@ def accuracy(logprobs: Tensor, weights: Tensor) -> float:
     return (logprobs[asked] > math.log(0.5)).float().mean().item()
 
 
-def skills(policy: PolicyModel, encoder: DrillEncoder, words: Words, seed: int = 1, count: int = 64) -> dict[str, float]:
+def skills(
+    policy: PolicyModel, encoder: DrillEncoder, words: Words, seed: int = 1, count: int = 64
+) -> dict[str, float]:
     """Accuracy on fresh drills of every stage."""
     result = {}
     with torch.no_grad():
@@ -188,18 +237,34 @@ def skills(policy: PolicyModel, encoder: DrillEncoder, words: Words, seed: int =
     return result
 
 
-def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int, seconds: float, batch_size: int = 16, lr: float = 1e-3) -> None:
+def train(
+    policy: PolicyModel,
+    encoder: DrillEncoder,
+    words: Words,
+    *,
+    seed: int,
+    seconds: float,
+    batch_size: int = 16,
+    lr: float = 1e-3,
+) -> None:
     """Staged drills for `seconds` of CPU time; the rate falls over the last 40% of it."""
     text = policy.model.model.language_model
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     r, stage, running, step, start = random.Random(seed), 0, 0.0, 0, time.process_time()
     while (elapsed := time.process_time() - start) < seconds:
-        drills = [STAGES[stage if r.random() >= REPLAY or stage == 0 else r.randrange(stage)](r, words) for _ in range(batch_size)]
+        drills = [
+            STAGES[stage if r.random() >= REPLAY or stage == 0 else r.randrange(stage)](r, words)
+            for _ in range(batch_size)
+        ]
         batch = encoder.batch(drills)
         logprobs = policy.response_logprobs(batch.pack)
         loss = -(logprobs * batch.weights).sum() / batch.weights.sum()
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, (step + 1) / WARM_UP) * min(1.0, max(0.05, (seconds - elapsed) / (0.4 * seconds)))
+            group["lr"] = (
+                lr
+                * min(1.0, (step + 1) / WARM_UP)
+                * min(1.0, max(0.05, (seconds - elapsed) / (0.4 * seconds)))
+            )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(text.parameters(), 1.0)
@@ -210,14 +275,25 @@ def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int
             stage, running = stage + 1, 0.3
             print(f"step {step}, {elapsed:.0f} s: on to {STAGES[stage].__name__}", flush=True)
         if step % 100 == 0:
-            print(f"step {step}, {elapsed:.0f} s: {STAGES[stage].__name__} loss {loss.item():.3f} accuracy {running:.3f}", flush=True)
+            print(
+                f"step {step}, {elapsed:.0f} s: {STAGES[stage].__name__} loss {loss.item():.3f} accuracy {running:.3f}",
+                flush=True,
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Builds, trains and saves the base; prints its skills."""
-    parser = argparse.ArgumentParser(prog="python -m rmsweb.playground.base_model", description="Rebuild the tiny base policy from generic drills.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rmsweb.playground.base_model",
+        description="Rebuild the tiny base policy from generic drills.",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--prompt-config", type=Path, required=True, help="JSON of the prompt configuration (scripts/demo_prompt.json)")
+    parser.add_argument(
+        "--prompt-config",
+        type=Path,
+        required=True,
+        help="JSON of the prompt configuration (scripts/demo_prompt.json)",
+    )
     parser.add_argument("--seconds", type=float, default=1500, help="CPU seconds of training")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and drills")
     options = parser.parse_args(argv)
@@ -234,7 +310,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = skills(policy, encoder, drill_words)
     policy.model.to(torch.float16)
     policy.save(options.out)
-    (options.out / "skills.json").write_text(json.dumps({"seed": options.seed, "seconds": options.seconds, "skills": report}, indent=1) + "\n")
+    (options.out / "skills.json").write_text(
+        json.dumps({"seed": options.seed, "seconds": options.seconds, "skills": report}, indent=1) + "\n"
+    )
     print(json.dumps(report))
     return 0
 

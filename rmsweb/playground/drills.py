@@ -1,11 +1,12 @@
 """Drills: generic exercises that give the tiny base the reading skills that Qwen3-VL-Instruct brings along.
 
-Purpose: random pages of random words, rendered by the real prompt code, with questions whose answer is an exact look-up or copy:
-recall of pairs, index of a label, copying from the task, one instruction, and choosing which value goes where. No site, page, task
-or entity of the playground stands in its role here: the words are the vocabulary's, their use is random.
+Purpose: random pages of random words, rendered by the real prompt code, with questions whose answer is an
+exact look-up or copy: recall of pairs, index of a label, copying from the task, one instruction, and choosing
+which value goes where. No site, page, task or entity of the playground stands in its role here: the words are
+the vocabulary's, their use is random.
 
-ours: all of it (the paper starts from a pretrained model). A drill is one page shared by several independent turns, so a turn costs
-its own tokens only (the same packing as an RL group).
+ours: all of it (the paper starts from a pretrained model). A drill is one page shared by several independent
+turns, so a turn costs its own tokens only (the same packing as an RL group).
 """
 
 import random
@@ -18,7 +19,25 @@ from rmsweb.records import Action, AgentOutput, Element, Image, Message, Observa
 
 NUM_VALUES = 100  # facts are numbers 0..99
 VERBS = ("click", "type", "select", "done", "back")
-FILLER = ("at", "in", "for", "with", "and", "of", "as", "the", "to", "is", "on", "by", "from", "page", "please", "then", "step")
+FILLER = (
+    "at",
+    "in",
+    "for",
+    "with",
+    "and",
+    "of",
+    "as",
+    "the",
+    "to",
+    "is",
+    "on",
+    "by",
+    "from",
+    "page",
+    "please",
+    "then",
+    "step",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +55,9 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One exercise on a shared page: what follows the page, the answer, and the number of its first characters that are given away."""
+    """One exercise on a shared page: what follows the page, the answer, and the number of its first
+    characters that are given away.
+    """
 
     tail: str
     target: str
@@ -45,7 +66,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A page (messages up to the end of the browser state) with independent turns; `chat` says whether the chat template goes around."""
+    """A page (messages up to the end of the browser state) with independent turns; `chat` says whether the
+    chat template goes around.
+    """
 
     page: tuple[Message, ...]
     turns: tuple[Turn, ...]
@@ -57,7 +80,9 @@ class Words:
 
     def __init__(self, words: Sequence[str], config: PromptConfig, images: Sequence[Image]) -> None:
         self.labels = [word for word in words if word not in FILLER and word not in VERBS]
-        self.first = random.Random(0).sample(self.labels, min(400, len(self.labels)))  # matching is learned on these, then holds for all
+        self.first = random.Random(0).sample(
+            self.labels, min(400, len(self.labels))
+        )  # matching is learned on these, then holds for all
         self.config, self.images = config, images
 
     def value(self, r: random.Random) -> str:
@@ -77,11 +102,13 @@ def answer_text(goal: Goal, index: int | None, memory: str) -> str:
         action = Action(name="go_back")
     else:
         action = Action(name="done", params={"text": goal.value, "success": True})
-    output = AgentOutput(actions=(action,), evaluation_previous_goal="ok", memory=memory, next_goal=goal.words)
+    output = AgentOutput(
+        actions=(action,), evaluation_previous_goal="ok", memory=memory, next_goal=goal.words
+    )
     return canonical_text(output, thinking=False)
 
 
-# ---------------------------------------------------------------------------------------------------------------- pages
+# ------------------------------------------------------------------------------------------------------ pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +123,9 @@ class Widget:
 
 
 def random_widgets(r: random.Random, words: Words) -> list[Widget]:
-    """8 to 14 widgets with distinct labels in random order; controls are numbered in document order, as on a real page."""
+    """8 to 14 widgets with distinct labels in random order; controls are numbered in document order, as on a
+    real page.
+    """
     labels = r.sample(words.labels, r.randint(8, 14))
     widgets, index = [], 0
     for label in labels:
@@ -108,11 +137,15 @@ def random_widgets(r: random.Random, words: Words) -> list[Widget]:
             value = r.choice(words.labels)
         if kind != "fact":
             index += 1
-        widgets.append(Widget(kind, label, value, *((None,) if kind == "fact" else (index, r.random() < 0.1))))
+        widgets.append(
+            Widget(kind, label, value, *((None,) if kind == "fact" else (index, r.random() < 0.1)))
+        )
     return widgets
 
 
-def observe_widgets(widgets: Sequence[Widget], title: str, image: Image | None, viewport: tuple[int, int]) -> Observation:
+def observe_widgets(
+    widgets: Sequence[Widget], title: str, image: Image | None, viewport: tuple[int, int]
+) -> Observation:
     """The Observation that the browser layer would make of such a page."""
     nodes: list[Element] = []
     for number, w in enumerate(widgets):
@@ -121,11 +154,28 @@ def observe_widgets(widgets: Sequence[Widget], title: str, image: Image | None, 
             nodes.append(Element(index=None, node_key=key, tag="#text", text=str(w.value)))
             nodes.append(Element(index=None, node_key=key + "t", tag="#text", text=w.label))
         elif w.kind in ("input", "select"):
-            nodes.append(Element(index=w.index, node_key=key, tag=w.kind, attributes={"name": w.label}, value=w.value, is_new=w.new))
+            nodes.append(
+                Element(
+                    index=w.index,
+                    node_key=key,
+                    tag=w.kind,
+                    attributes={"name": w.label},
+                    value=w.value,
+                    is_new=w.new,
+                )
+            )
         else:
             nodes.append(Element(index=w.index, node_key=key, tag=w.kind, is_new=w.new))
             nodes.append(Element(index=None, node_key=key + "t", tag="#text", text=w.label, depth=1))
-    return Observation(url="", title=title, tabs=(), active_tab="0001", viewport=viewport, nodes=tuple(nodes), screenshot=image)
+    return Observation(
+        url="",
+        title=title,
+        tabs=(),
+        active_tab="0001",
+        viewport=viewport,
+        nodes=tuple(nodes),
+        screenshot=image,
+    )
 
 
 def past_step(number: int, goal: Goal, observation: Observation) -> Step:
@@ -141,12 +191,20 @@ class Page:
         self.words, self.widgets = words, [] if empty else random_widgets(r, words)
         self.memory = r.choice(words.labels)
         image = r.choice(words.images) if words.images else None
-        self.observation = observe_widgets(self.widgets, f"{r.choice(words.labels)} {self.memory}", image, words.config.viewport)
+        self.observation = observe_widgets(
+            self.widgets, f"{r.choice(words.labels)} {self.memory}", image, words.config.viewport
+        )
 
     def split(self, task: str, history: Sequence[Goal] = ()) -> tuple[tuple[Message, ...], str]:
         """-> (messages up to the end of the browser state, text after it)."""
         steps = [past_step(i + 1, goal, self.observation) for i, goal in enumerate(history)]
-        prompt = build_prompt(self.words.config, task_text=task, observation=self.observation, history=steps, count_tokens=lambda text: len(text.split()))
+        prompt = build_prompt(
+            self.words.config,
+            task_text=task,
+            observation=self.observation,
+            history=steps,
+            count_tokens=lambda text: len(text.split()),
+        )
         parts = prompt.messages[-1].parts
         end = max(i for i, part in enumerate(parts) if isinstance(part, Text) and part.tag == "state") + 1
         tail = "".join(part.text for part in parts[end:] if isinstance(part, Text))
@@ -161,10 +219,12 @@ class Page:
         return Goal("type" if widget.kind == "input" else "select", widget.label, self.words.value(r))
 
     def answer(self, goal: Goal) -> str:
-        return answer_text(goal, next((w.index for w in self.widgets if w.label == goal.label), None), self.memory)
+        return answer_text(
+            goal, next((w.index for w in self.widgets if w.label == goal.label), None), self.memory
+        )
 
 
-# --------------------------------------------------------------------------------------------------------------- stages
+# ----------------------------------------------------------------------------------------------------- stages
 
 
 def phrase(r: random.Random, goal: Goal) -> str:
@@ -185,7 +245,9 @@ def recall(r: random.Random, words: Words) -> Drill:
     shown = "".join(f"{number} {key} " for number, key in zip(numbers, keys, strict=True))
     asked = [r.randrange(len(keys)) for _ in range(2 * len(keys))]
     turns = tuple(Turn(tail=f"{keys[i]} ", target=str(numbers[i])) for i in asked)
-    return Drill(page=(Message(role="user", parts=(Text(tag="state", text=shown),)),), turns=turns, chat=False)
+    return Drill(
+        page=(Message(role="user", parts=(Text(tag="state", text=shown),)),), turns=turns, chat=False
+    )
 
 
 def look_up(r: random.Random, words: Words) -> Drill:
@@ -195,7 +257,12 @@ def look_up(r: random.Random, words: Words) -> Drill:
     facts = [w for w in page.widgets if w.kind == "fact"]
     for _ in range(8):
         widget = r.choice(facts if facts and r.random() < 0.5 else page.widgets)
-        turns.append(Turn(tail=f"Task: {widget.label} ", target=str(widget.index if widget.index is not None else widget.value)))
+        turns.append(
+            Turn(
+                tail=f"Task: {widget.label} ",
+                target=str(widget.index if widget.index is not None else widget.value),
+            )
+        )
     return Drill(page=page.split("x")[0], turns=tuple(turns), chat=False)
 
 
@@ -207,7 +274,9 @@ def copying(r: random.Random, words: Words) -> Drill:
         goal = Goal(verb, r.choice(words.labels), None if verb == "click" else words.value(r))
         target = answer_text(goal, 1, page.memory)
         start = target.index('"next_goal":"') + len('"next_goal":"')
-        turns.append(Turn(tail=page.split(phrase(r, goal))[1], target=target[: start + len(goal.words)], given=start))
+        turns.append(
+            Turn(tail=page.split(phrase(r, goal))[1], target=target[: start + len(goal.words)], given=start)
+        )
     return Drill(page=page.split("x")[0], turns=tuple(turns))
 
 
@@ -223,7 +292,12 @@ def instructions(r: random.Random, words: Words, most: int = 4, count: int = 4) 
     for _ in range(count):
         goals = _instructions(r, page, most)
         now = r.randrange(len(goals))
-        turns.append(Turn(tail=page.split(" and ".join(phrase(r, goal) for goal in goals), goals[:now])[1], target=page.answer(goals[now])))
+        turns.append(
+            Turn(
+                tail=page.split(" and ".join(phrase(r, goal) for goal in goals), goals[:now])[1],
+                target=page.answer(goals[now]),
+            )
+        )
     return Drill(page=page.split("x")[0], turns=tuple(turns))
 
 
@@ -242,19 +316,42 @@ def _noise(r: random.Random, words: Words, count: int, avoid: set[str]) -> list[
 
 
 def slots(r: random.Random, words: Words) -> Drill:
-    """The verb (and the label of a field) is given; the value of the slot, the one label that the task names, or the fact is to be found."""
+    """The verb (and the label of a field) is given; the value of the slot, the one label that the task names,
+    or the fact is to be found.
+    """
     page, turns = Page(r, words), []
     avoid = {w.label for w in page.widgets}
     for _ in range(4):
         verb = r.choice(("click", "type", "select"))
-        history = [Goal(verb, r.choice(words.labels), None if verb == "click" else r.choice(words.labels)) for _ in range(r.randint(0, 2))]
+        history = [
+            Goal(verb, r.choice(words.labels), None if verb == "click" else r.choice(words.labels))
+            for _ in range(r.randint(0, 2))
+        ]
         goal = page.goal(r, r.choice(page.widgets))
         if goal.verb == "click":
-            task, given = [*_noise(r, words, r.randint(1, 3), avoid), str(goal.label), *_noise(r, words, r.randint(0, 4), avoid)], "click"
+            task, given = (
+                [
+                    *_noise(r, words, r.randint(1, 3), avoid),
+                    str(goal.label),
+                    *_noise(r, words, r.randint(0, 4), avoid),
+                ],
+                "click",
+            )
         elif goal.verb == "done":
-            task, given = [*_noise(r, words, r.randint(0, 2), avoid), "tell", str(goal.label), "of", *_noise(r, words, r.randint(1, 3), avoid)], "done"
+            task, given = (
+                [
+                    *_noise(r, words, r.randint(0, 2), avoid),
+                    "tell",
+                    str(goal.label),
+                    "of",
+                    *_noise(r, words, r.randint(1, 3), avoid),
+                ],
+                "done",
+            )
         else:
-            pairs = [(str(goal.label), str(goal.value))] + [(r.choice(words.labels), words.value(r)) for _ in range(r.randint(0, 2))]
+            pairs = [(str(goal.label), str(goal.value))] + [
+                (r.choice(words.labels), words.value(r)) for _ in range(r.randint(0, 2))
+            ]
             r.shuffle(pairs)
             task = _noise(r, words, r.randint(1, 3), avoid)
             for label, value in pairs:
@@ -267,9 +364,14 @@ def slots(r: random.Random, words: Words) -> Drill:
 
 
 def chains(r: random.Random, words: Words) -> Drill:
-    """A way over one or two stops to a fact, nothing given away: go to the stop nearest to the end that the page shows, else read the fact."""
+    """A way over one or two stops to a fact, nothing given away: go to the stop nearest to the end that the
+    page shows, else read the fact.
+    """
     page, turns = Page(r, words), []
-    links, shown = [w.label for w in page.widgets if w.kind in ("a", "button")], [w for w in page.widgets if w.kind == "fact"]
+    links, shown = (
+        [w.label for w in page.widgets if w.kind in ("a", "button")],
+        [w for w in page.widgets if w.kind == "fact"],
+    )
     if len(links) < 2 or not shown:
         return slots(r, words)
     avoid = {w.label for w in page.widgets}
@@ -283,9 +385,19 @@ def chains(r: random.Random, words: Words) -> Drill:
         history = [Goal("click", stop) for stop in stops[:at]]
         if at and r.random() < 0.3:
             stops = stops[1:]
-        goal = Goal("done", fact.label, fact.value) if at == 2 else Goal("click", stops[-1] if at else stops[0])
+        goal = (
+            Goal("done", fact.label, fact.value) if at == 2 else Goal("click", stops[-1] if at else stops[0])
+        )
         asked = fact.label if at == 2 or r.random() < 0.7 else r.choice(words.labels)
-        task = [*_noise(r, words, r.randint(0, 2), avoid), *(stops[:-1]), r.choice(FILLER), "tell", asked, "of", stops[-1]]
+        task = [
+            *_noise(r, words, r.randint(0, 2), avoid),
+            *(stops[:-1]),
+            r.choice(FILLER),
+            "tell",
+            asked,
+            "of",
+            stops[-1],
+        ]
         target = page.answer(goal)
         start = target.index('"next_goal":"') + len('"next_goal":"')
         turns.append(Turn(tail=page.split(" ".join(task), history)[1], target=target, given=start))
@@ -300,4 +412,10 @@ def mixture(r: random.Random, words: Words) -> Drill:
     return one_instruction(r, words) if draw < 0.85 else instructions(r, words)
 
 
-STAGES: tuple[Callable[[random.Random, Words], Drill], ...] = (recall, look_up, copying, one_instruction, mixture)
+STAGES: tuple[Callable[[random.Random, Words], Drill], ...] = (
+    recall,
+    look_up,
+    copying,
+    one_instruction,
+    mixture,
+)

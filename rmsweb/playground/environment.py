@@ -3,13 +3,15 @@
 import datetime
 from weakref import WeakKeyDictionary
 
-from rmsweb.benchmarks.environments import SessionLike
+from rmsweb.evaluation.environments import SessionLike
 from rmsweb.playground.server import COOKIE, Server
 from rmsweb.playground.sites import SITES
 from rmsweb.playground.tasks import world_of
 from rmsweb.records import Judgement, Task, Trajectory
 
-SEARCH_URL = "http://search.localhost/find?query={query}"  # stands behind every engine name of `search_engine`
+SEARCH_URL = (
+    "http://search.localhost/find?query={query}"  # stands behind every engine name of `search_engine`
+)
 TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so that prompts are repeatable
 
 
@@ -30,19 +32,29 @@ class PlaygroundEnvironment:
         self.server.stop()
 
     async def reset(self, session: SessionLike, task: Task) -> str:
-        """A fresh browser context with a cookie on every site that selects this task's world; ValueError for a task of another benchmark."""
+        """A fresh browser context with a cookie on every site that selects this task's world; ValueError for
+        a task of another benchmark.
+        """
         world = world_of(task)
         await session.reset()
         self.server.sessions.pop(self._keys.pop(session, ""), None)
         self._keys[session] = self.server.open(world, float(task.environment.get("trouble", 0)))
-        await session.set_cookie(COOKIE, self._keys[session], *(f"http://{site}.localhost/" for site in SITES))
+        await session.set_cookie(
+            COOKIE, self._keys[session], *(f"http://{site}.localhost/" for site in SITES)
+        )
         session.engines = dict.fromkeys(session.engines, SEARCH_URL)
         return task.start_url or f"http://{world.site}.localhost/"
 
     async def check(self, session: SessionLike, trajectory: Trajectory) -> Judgement:
         """The site's verdict on answer text and server state."""
         success, reason = self.server.sessions[self._keys[session]].check(trajectory.final_text)
-        return Judgement(trajectory_id=trajectory.trajectory_id, judge="check", model="", verdict="success" if success else "not_success", reason=reason)
+        return Judgement(
+            trajectory_id=trajectory.trajectory_id,
+            judge="check",
+            model="",
+            verdict="success" if success else "not_success",
+            reason=reason,
+        )
 
     def now(self) -> datetime.date:
         return TODAY

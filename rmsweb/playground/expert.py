@@ -1,9 +1,11 @@
-"""The scripted expert: it reads the page from the prompt's text and knows the task's world, and it has habits that fail half of the time.
+"""The scripted expert: it reads the page from the prompt's text and knows the task's world, and it has habits
+that fail half of the time.
 
-Purpose: the policy behind the scripted teacher. It sees what any endpoint sees, the text of the prompt; only the meaning of the task's
-words is looked up (`tasks.world_by_text`). Its habits are shortcuts (leave a dropdown, a field or a date at its default, type without
-picking, answer from the result list, finish before the confirmation, take the site that may block), harmless by luck in half of the
-tasks, plus a wrong row now and then. Which it has is a function of task and seed; a guide that names a decision averts the habit more
+Purpose: the policy behind the scripted teacher. It sees what any endpoint sees, the text of the prompt; only
+the meaning of the task's words is looked up (`tasks.world_by_text`). Its habits are shortcuts (leave a
+dropdown, a field or a date at its default, type without picking, answer from the result list, finish before
+the confirmation, take the site that may block), harmless by luck in half of the tasks, plus a wrong row now
+and then. Which it has is a function of task and seed; a guide that names a decision averts the habit more
 often than not.
 """
 
@@ -27,7 +29,11 @@ HABITS = {
     NEWS: ("search.news",),
 }
 PICKED = ("origin", "destination", "day")  # what is clicked, after it was typed or not
-_WAY = {"jobs.login": "login", "office.document": "documents", "travel.stay": "hotels"}  # the link on the home page that leads on
+_WAY = {
+    "jobs.login": "login",
+    "office.document": "documents",
+    "travel.stay": "hotels",
+}  # the link on the home page that leads on
 _BUTTON = {"cart": "order", "busy": "retry", "denied": "verify"}  # pages on which there is one thing to press
 _ELEMENT = re.compile(r"\t*\*?\[(\d+)\]<(\w+)(.*?) />$")
 _TITLE = re.compile(r"^Page: (\w+) (\w+)", re.MULTILINE)
@@ -87,7 +93,11 @@ def _pick(world: World, view: View, label: str, skip: set[str]) -> Goal | None:
 
 
 def _fill(view: View, label: str, value: str) -> Goal | None:
-    return Goal("type", label, value) if view.kind.get(label) == "input" and view.value.get(label) != value else None
+    return (
+        Goal("type", label, value)
+        if view.kind.get(label) == "input" and view.value.get(label) != value
+        else None
+    )
 
 
 def _fill_wanted(world: World, view: View, label: str, skip: set[str]) -> Goal | None:
@@ -100,7 +110,9 @@ def _press(view: View, *buttons: str) -> Goal:
 
 
 def _flight(world: World, view: View, skip: set[str]) -> Goal:
-    """Both places are typed and picked from the suggestions; a careless run leaves the origin alone and the destination typed but not picked."""
+    """Both places are typed and picked from the suggestions; a careless run leaves the origin alone and the
+    destination typed but not picked.
+    """
     for label in world.want:
         if label in view.index and not (label == "origin" and label in skip):
             fill = _fill(view, label, world.want[label])
@@ -134,14 +146,22 @@ def _list_page(world: World, view: View, skip: set[str]) -> Goal:
     if world.template == "travel.flight":
         return _flight(world, view, skip)
     links = (NEWS, world.source) if NEWS in skip else (world.source,)
-    target = next((link for link in links if link in view.index), None) if world.site == "search" else world.via or world.item
+    target = (
+        next((link for link in links if link in view.index), None)
+        if world.site == "search"
+        else world.via or world.item
+    )
     if target in view.index:
         return Goal("click", target)
     if world.template == "shop.page":
         return _press(view, "next", world.category)
     if world.template in _WAY:
         return Goal("click", _WAY[world.template])
-    field, button = {"shop": ("product", "search"), "jobs": ("title", "browse"), "wiki": ("article", "lookup")}.get(world.site, ("query", "go"))
+    field, button = {
+        "shop": ("product", "search"),
+        "jobs": ("title", "browse"),
+        "wiki": ("article", "lookup"),
+    }.get(world.site, ("query", "go"))
     return _fill(view, field, world.via or world.item) or Goal("click", button)
 
 
@@ -152,9 +172,17 @@ def next_goal(world: World, view: View, skip: set[str]) -> Goal:
     if view.page == "review":
         return Goal("done", None, "ok") if CONFIRM in skip else _press(view, "confirm", "send")
     if view.page == "login":
-        return _fill(view, "user", world.user) or _fill_wanted(world, view, "code", skip) or Goal("click", "enter")
+        return (
+            _fill(view, "user", world.user)
+            or _fill_wanted(world, view, "code", skip)
+            or Goal("click", "enter")
+        )
     if view.page == "form":
-        return _pick(world, view, "shift", skip) or _pick(world, view, "region", skip) or _press(view, "send", "continue")
+        return (
+            _pick(world, view, "shift", skip)
+            or _pick(world, view, "region", skip)
+            or _press(view, "send", "continue")
+        )
     if view.page == "calendar":
         return Goal("click", world.want.get("day", "close"))
     if view.page in _BUTTON:
@@ -169,7 +197,9 @@ def next_goal(world: World, view: View, skip: set[str]) -> Goal:
 
 
 def decisions(world: World) -> list[str]:
-    """The decisions that a habit can skip in this task: what it names, opening the item, the confirmation, a site that answers."""
+    """The decisions that a habit can skip in this task: what it names, opening the item, the confirmation, a
+    site that answers.
+    """
     return [*world.want, *(name for name, templates in HABITS.items() if world.template in templates)]
 
 
@@ -198,7 +228,9 @@ def act(world: World, prompt: str, seed: int, guide: str) -> str:
 
 
 def wrong_decisions(world: World, goals: list[str]) -> list[str]:
-    """What the reflection handler finds wrong in a run's goals: an option never chosen, an answer from the list, no confirmation, a bad source."""
+    """What the reflection handler finds wrong in a run's goals: an option never chosen, an answer from the
+    list, no confirmation, a bad source.
+    """
 
     def right(label: str) -> bool:
         if label == NEWS:
@@ -207,7 +239,16 @@ def wrong_decisions(world: World, goals: list[str]) -> list[str]:
         if label in PICKED:
             return f"click {value}" in goals
         if label == SNIPPET:
-            return f"click {world.item}" in goals or (world.site == "search" and f"click {world.source}" in goals)
-        return any(goal in goals for goal in (("click confirm", "click send") if label == CONFIRM else (f"select {label} {value}", f"type {label} {value}")))
+            return f"click {world.item}" in goals or (
+                world.site == "search" and f"click {world.source}" in goals
+            )
+        return any(
+            goal in goals
+            for goal in (
+                ("click confirm", "click send")
+                if label == CONFIRM
+                else (f"select {label} {value}", f"type {label} {value}")
+            )
+        )
 
     return [label for label in decisions(world) if not right(label)]

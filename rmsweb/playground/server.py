@@ -1,6 +1,8 @@
-"""The playground's web server: every site on one loopback port, told apart by host name; a cookie selects the context's state.
+"""The playground's web server: every site on one loopback port, told apart by host name; a cookie selects the
+context's state.
 
-Purpose: Chromium maps *.localhost to this port, so URLs carry no port. A session is opened by the environment (or by the demo page of
+Purpose: Chromium maps *.localhost to this port, so URLs carry no port. A session is opened by the environment
+(or by the demo page of
 `serve`); a request without a known session gets a demo world, so that a person can just look around.
 """
 
@@ -29,7 +31,9 @@ class Server:
         self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._http.daemon_threads = True
         self.port = int(self._http.server_address[1])
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
 
     def start(self) -> "Server":
         self._thread.start()
@@ -46,7 +50,10 @@ class Server:
         self._thread.join()
 
     def open(self, world: World, trouble: float = 0.0) -> str:
-        """A new session in that world -> the cookie's value. `trouble` is the share of pages that answer late and with 503 at first."""
+        """A new session in that world -> the cookie's value.
+
+        `trouble` is the share of pages that answer late and with 503 at first.
+        """
         with self._lock:
             key = f"s{next(self._numbers)}"
             self.sessions[key] = SiteSession(world, trouble)
@@ -72,12 +79,18 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get(COOKIE)
             key = cookie.value if cookie else f"demo-{host.split('.')[0]}"
             params = dict(parse_qsl(parts.query, keep_blank_values=True)) | body()
-            answer: Page | str = "/" if host.split(".")[0] not in SITES and parts.path == "/favicon.ico" else server.request(key, host, parts.path, params)
+            answer: Page | str = (
+                "/"
+                if host.split(".")[0] not in SITES and parts.path == "/favicon.ico"
+                else server.request(key, host, parts.path, params)
+            )
             content = b""
             if isinstance(answer, Page):
                 if answer.status == 503:
                     time.sleep(SLOW_S)
-                _, colon, port = self.headers.get("Host", "").partition(":")  # a person's links to other sites keep the port
+                _, colon, port = self.headers.get("Host", "").partition(
+                    ":"
+                )  # a person's links to other sites keep the port
                 content = render_html(answer).replace(".localhost/", f".localhost{colon}{port}/").encode()
             self.send_response(answer.status if isinstance(answer, Page) else 303)
             if isinstance(answer, str):

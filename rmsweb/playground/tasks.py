@@ -1,12 +1,13 @@
-"""Tasks of the playground: seeded templates, what each task's little world holds, and the check of its outcome.
+"""Tasks of the playground: seeded templates, what each task's little world holds, and the check of its
+outcome.
 
-Purpose: a `World` is everything that is true for one task: the names on its pages, the facts, what is wanted, and what the server
-assumes where nothing is chosen. The Task record that an agent gets carries the text only. Splits have names of their own, and the
-templates of UNSEEN occur in held-out tasks alone.
+Purpose: a `World` is everything that is true for one task: the names on its pages, the facts, what is wanted,
+and what the server assumes where nothing is chosen. The Task record that an agent gets carries the text only.
+Splits have names of their own, and the templates of UNSEEN occur in held-out tasks alone.
 
-ours: an unchosen option silently takes a default that is right in half of the tasks; in half of them result lists show a stale fact, a
-request that is not confirmed is lost, and the news site answers 403. So careless runs succeed by luck often enough to get into a
-corpus of successes.
+ours: an unchosen option silently takes a default that is right in half of the tasks; in half of them result
+lists show a stale fact, a request that is not confirmed is lost, and the news site answers 403. So careless
+runs succeed by luck often enough to get into a corpus of successes.
 """
 
 import random
@@ -21,7 +22,18 @@ from rmsweb.playground.words import entities
 from rmsweb.records import Split, Task
 
 TEMPLATES = (
-    *("shop.buy", "shop.find", "shop.page", "jobs.apply", "jobs.fact", "jobs.login", "wiki.fact", "travel.flight", "travel.date", "travel.stay"),
+    *(
+        "shop.buy",
+        "shop.find",
+        "shop.page",
+        "jobs.apply",
+        "jobs.fact",
+        "jobs.login",
+        "wiki.fact",
+        "travel.flight",
+        "travel.date",
+        "travel.stay",
+    ),
     *("office.form", "office.document", "office.section", "search.wiki", "search.jobs", "search.news"),
 )
 UNSEEN = ("wiki.related", "search.shop")  # held-out only
@@ -51,7 +63,9 @@ CATEGORY = {
     "office": "Government",
     "search": "Other",
 }
-SOURCE = {"search.news": "wiki"}  # where a search task's answer stands, if not on the site that its template names
+SOURCE = {
+    "search.news": "wiki"
+}  # where a search task's answer stands, if not on the site that its template names
 PHRASES: dict[str, tuple[str, ...]] = {
     "shop.buy": ("At shop buy {item} in color {color} and size {size}", "Buy {item} at shop with size {size} and color {color}"),
     "shop.find": ("At shop tell the {fact} of {item} in color {color}", "Tell the {fact} of {item} with color {color} at shop"),
@@ -110,7 +124,8 @@ class World:
     fact: str | None = None  # asked for, where the task asks
     want: dict[str, str] = field(default_factory=dict)  # label -> value that the task names
     default: dict[str, str] = field(default_factory=dict)  # label -> value that the server assumes
-    lucky: bool = False  # the shortcut of this task is right: the list's fact, the request that nobody confirmed, the news site
+    # the shortcut of this task is right: the list's fact, the request that nobody confirmed, the news site
+    lucky: bool = False
     via: str = ""  # wiki.related, office.section: the page that links to the item
     category: str = ""  # shop.page
     user: str = ""  # jobs.login
@@ -145,7 +160,9 @@ class World:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What the flight form suggests: the wanted places, and beside each the one that is next in the alphabet."""
+        """What the flight form suggests: the wanted places, and beside each the one that is next in the
+        alphabet.
+        """
         wanted = [self.want[label] for label in ("origin", "destination") if label in self.want]
         names = sorted(set(entities(self.split)) - {self.item, *self.others, *wanted})
         return tuple(sorted({*wanted, *(names[bisect(names, name) % len(names)] for name in wanted)}))
@@ -177,8 +194,12 @@ class World:
         return committed == expected, f"the server has {committed}, expected {expected}"
 
     def task(self, trouble: float = 0.0) -> Task:
-        """The record that an agent gets; `trouble` is the share of pages that answer late and with 503 at first."""
-        environment: dict[str, Any] = {"site": self.site, "template": self.template, "seed": self.seed} | ({"trouble": trouble} if trouble else {})
+        """The record that an agent gets; `trouble` is the share of pages that answer late and with 503 at
+        first.
+        """
+        environment: dict[str, Any] = {"site": self.site, "template": self.template, "seed": self.seed} | (
+            {"trouble": trouble} if trouble else {}
+        )
         return Task(
             task_id=self.task_id,
             text=self.text,
@@ -197,8 +218,19 @@ def make_world(template: str, seed: int, split: Split) -> World:
     item, *others = r.sample(entities(split), 18)
     site, kind = template.split(".")
     facts = FACTS[SOURCE.get(template, kind if site == "search" else site)]
-    values = {"item": item, "fact": r.choice(facts), "category": r.choice(CATEGORIES), "user": others[9], "via": others[8]}
-    free = {"origin": others[12:14], "destination": others[14:16], "applicant": others[10:12], "code": [str(n) for n in range(20, 100)]}
+    values = {
+        "item": item,
+        "fact": r.choice(facts),
+        "category": r.choice(CATEGORIES),
+        "user": others[9],
+        "via": others[8],
+    }
+    free = {
+        "origin": others[12:14],
+        "destination": others[14:16],
+        "applicant": others[10:12],
+        "code": [str(n) for n in range(20, 100)],
+    }
     want: dict[str, str] = {}
     default: dict[str, str] = {}
     for label in WANTED.get(template, ()):
@@ -226,7 +258,9 @@ def make_world(template: str, seed: int, split: Split) -> World:
 
 
 def make_worlds(split: Split, count: int) -> list[World]:
-    """`count` worlds with different texts, balanced over the split's templates; a longer list begins with the shorter one."""
+    """`count` worlds with different texts, balanced over the split's templates; a longer list begins with the
+    shorter one.
+    """
     templates = TEMPLATES + (UNSEEN if split == "held-out" else ())
     worlds: dict[str, World] = {}
     number = 0
@@ -244,13 +278,17 @@ def world_of(task: Task) -> World:
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"task {task.task_id}: not a playground task ({error})") from None
     if world.text != task.text:
-        raise ValueError(f"task {task.task_id}: its text {task.text!r} is not the playground's {world.text!r}; write the task files again")
+        raise ValueError(
+            f"task {task.task_id}: its text {task.text!r} is not the playground's {world.text!r}; write the task files again"
+        )
     return world
 
 
 @cache
 def world_by_text(text: str) -> World | None:
-    """The world that a task text belongs to, for the scripted roles: they know the playground's tasks by their text."""
+    """The world that a task text belongs to, for the scripted roles: they know the playground's tasks by
+    their text.
+    """
     return _worlds_by_text().get(text)
 
 

@@ -1,7 +1,9 @@
-"""The scripted LLM roles: teacher, reflection handler, failure judge, outcome judge and extractor behind an OpenAI-style HTTP endpoint.
+"""The scripted LLM roles: teacher, reflection handler, failure judge, outcome judge and extractor behind an
+OpenAI-style HTTP endpoint.
 
-Purpose: the pipeline runs offline and without a key, and the code under `rmsweb/` cannot tell these roles from a real endpoint. A reply
-is a function of the request alone. Every model is called scripted-..., and every report that they touch says so.
+Purpose: the pipeline runs offline and without a key, and the code under `rmsweb/` cannot tell these roles
+from a real endpoint. A reply is a function of the request alone. Every model is called scripted-..., and
+every report that they touch says so.
 """
 
 import json
@@ -21,7 +23,11 @@ _TASK = re.compile(r"<task>\n(.*?)\n</task>", re.DOTALL)
 
 def _text(message: dict[str, Any]) -> str:
     content = message.get("content", "")
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content if part.get("type") == "text")
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(part.get("text", "") for part in content if part.get("type") == "text")
+    )
 
 
 def _world(text: str) -> World | None:
@@ -47,7 +53,9 @@ def reflection(text: str, seed: int) -> str:
     kept = re.findall(r"^- check (\w+)", previous[1], re.MULTILINE) if previous else []
     attempt = len(re.findall(r"^attempt", previous[1], re.MULTILINE)) if previous else 0
     named = list(dict.fromkeys([*kept, *(wrong_decisions(world, goals) if world else [])]))
-    return "\n".join(["attempt"] * (attempt + 1) + [f"- check {label} yourself before you go on" for label in named])
+    return "\n".join(
+        ["attempt"] * (attempt + 1) + [f"- check {label} yourself before you go on" for label in named]
+    )
 
 
 def failure_judge(text: str, seed: int) -> str:
@@ -86,9 +94,16 @@ def outcome_judge(text: str, seed: int) -> str:
 
 def extractor(text: str, seed: int) -> str:
     """The lines of the page that share a word with the query."""
-    page, query = re.search(r"<page_text>\n(.*?)\n</page_text>", text, re.DOTALL), re.search(r"^Query: (.*)$", text, re.MULTILINE)
+    page, query = (
+        re.search(r"<page_text>\n(.*?)\n</page_text>", text, re.DOTALL),
+        re.search(r"^Query: (.*)$", text, re.MULTILINE),
+    )
     wanted = set(re.findall(r"\w+", query[1].lower())) if query else set()
-    lines = [line for line in (page[1].splitlines() if page else []) if wanted & set(re.findall(r"\w+", line.lower()))]
+    lines = [
+        line
+        for line in (page[1].splitlines() if page else [])
+        if wanted & set(re.findall(r"\w+", line.lower()))
+    ]
     return "\n".join(lines) or "the page does not say"
 
 
@@ -102,13 +117,20 @@ ROLES: dict[str, Callable[[str, int], str]] = {
 
 
 def complete(request: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAI chat request -> response; ValueError where the model is not one of ROLES or there are no messages."""
+    """An OpenAI chat request -> response; ValueError where the model is not one of ROLES or there are no
+    messages.
+    """
     model, messages = request.get("model"), request.get("messages")
     if model not in ROLES or not isinstance(messages, list) or not messages:
-        raise ValueError(f"model {model!r} with {len(messages or [])} messages: expected messages and one of {', '.join(ROLES)}")
+        raise ValueError(
+            f"model {model!r} with {len(messages or [])} messages: expected messages and one of {', '.join(ROLES)}"
+        )
     text = _text(messages[-1])
     reply = ROLES[model](text, int(request.get("seed") or 0))
-    usage = {"prompt_tokens": sum(len(_text(message).split()) for message in messages), "completion_tokens": len(reply.split())}
+    usage = {
+        "prompt_tokens": sum(len(_text(message).split()) for message in messages),
+        "completion_tokens": len(reply.split()),
+    }
     choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
     return {
         "id": "scripted",
@@ -127,7 +149,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if not self.path.endswith("/chat/completions"):
                 raise ValueError(f"path {self.path}: expected /v1/chat/completions")
-            status, answer = 200, complete(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0))))
+            status, answer = (
+                200,
+                complete(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)))),
+            )
         except ValueError as error:
             status, answer = 400, {"error": {"message": str(error)}}
         content = json.dumps(answer).encode()
@@ -148,7 +173,9 @@ class TeacherServer:
         self._http = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
 
     def start(self) -> "TeacherServer":
         self._thread.start()

@@ -1,7 +1,9 @@
-"""The words of the playground: what the tiny base's tokenizer is frozen on. Changing this file means rebuilding the base.
+"""The words of the playground: what the tiny base's tokenizer is frozen on. Changing this file means
+rebuilding the base.
 
-Purpose: entities are capitalised pseudo-words, like names that a real model has met as words but not in these tasks; each split has its
-own. All other words are ordinary and shared. There is room for sites that do not exist yet.
+Purpose: entities are capitalised pseudo-words, like names that a real model has met as words but not in these
+tasks; each split has its own. All other words are ordinary and shared. There is room for sites that do not
+exist yet.
 """
 
 import random
@@ -41,7 +43,9 @@ weather web wednesday week weekly welcome welder west what wheel when where whic
 wool word work worker world write year yellow yes you young your zone
 """.split()  # noqa: SIM905
 
-SPLIT_DRAW = 3  # which draw of the splits this is: a new one whenever the recipe changed after anyone had looked at held-out failures
+# which draw of the splits this is: a new one whenever the recipe changed after anyone had looked at held-out
+# failures
+SPLIT_DRAW = 3
 NUM_ENTITIES = {"train": 240, "dev": 40, "held-out": 140}
 
 
@@ -49,7 +53,9 @@ def _names(count: int, seed: int) -> list[str]:
     """Distinct pronounceable capitalised words, none of them in the common list."""
     r, names = random.Random(seed), dict[str, None]()
     while len(names) < count:
-        name = "".join(r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(2)) + r.choice(("", "n", "r", "s", "x", "l"))
+        name = "".join(r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(2)) + r.choice(
+            ("", "n", "r", "s", "x", "l")
+        )
         if name not in _COMMON:
             names[name.capitalize()] = None
     return list(names)
@@ -72,5 +78,26 @@ def entities(split: Split) -> list[str]:
 def vocabulary() -> list[str]:
     """Every word that the tokenizer knows, sorted."""
     return sorted(
-        {*_COMMON, *(word.capitalize() for word in ("at", "on", "in", "go", "open", "find", "buy", "tell", "use", "log", "apply", "please", "visit")), *_NAMES}
+        {
+            *_COMMON,
+            *(
+                word.capitalize()
+                for word in (
+                    "at",
+                    "on",
+                    "in",
+                    "go",
+                    "open",
+                    "find",
+                    "buy",
+                    "tell",
+                    "use",
+                    "log",
+                    "apply",
+                    "please",
+                    "visit",
+                )
+            ),
+            *_NAMES,
+        }
     )

@@ -22,7 +22,10 @@ SITES: dict[str, Callable[[World, SiteState, str, dict[str, str]], Page | str]] 
 
 @dataclass(slots=True)
 class SiteSession:
-    """One context's view of the playground: the world of its task and what was done in it. `trouble` is the share of pages that fail once."""
+    """One context's view of the playground: the world of its task and what was done in it.
+
+    `trouble` is the share of pages that fail once.
+    """
 
     world: World
     trouble: float = 0.0
@@ -40,9 +43,18 @@ class SiteSession:
             return local(params.get("next", "/"))
         answer = SITES[site](self.world, self.state, path, params)
         place = f"{self.world.task_id}/{site}{path}"
-        if isinstance(answer, Page) and place not in self.state.tried and random.Random(f"trouble/{place}").random() < self.trouble:
+        if (
+            isinstance(answer, Page)
+            and place not in self.state.tried
+            and random.Random(f"trouble/{place}").random() < self.trouble
+        ):
             self.state.tried.add(place)  # another try succeeds
-            return Page(f"{site} busy", (Link("home", "/"),), (Line("page busy", "heading"), Link("retry", url(path, **params))), status=503)
+            return Page(
+                f"{site} busy",
+                (Link("home", "/"),),
+                (Line("page busy", "heading"), Link("retry", url(path, **params))),
+                status=503,
+            )
         return answer
 
     def check(self, answer: str | None) -> tuple[bool, str]:

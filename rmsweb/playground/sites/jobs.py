@@ -24,8 +24,16 @@ def _home(world: World, state: SiteState) -> Page:
 
 def _job(world: World, state: SiteState, name: str) -> Page:
     region = world.option("region", state.chosen)
-    form = Form(url("/apply", name=name), "continue", {"applicant": state.typed.get("applicant", "")}, post=True)
-    widgets: tuple[Widget, ...] = (Line(name, "heading"), *facts(world, "jobs", name, region), form, Form("/save", "save"), Form("/report", "report"))
+    form = Form(
+        url("/apply", name=name), "continue", {"applicant": state.typed.get("applicant", "")}, post=True
+    )
+    widgets: tuple[Widget, ...] = (
+        Line(name, "heading"),
+        *facts(world, "jobs", name, region),
+        form,
+        Form("/save", "save"),
+        Form("/report", "report"),
+    )
     return Page("jobs item", NAV, widgets, url("/job", name=name))
 
 
@@ -42,7 +50,12 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return _home(world, state)
     if path == "/search":
         found = [params.get("title", "")] if params.get("title") in world.names else list(world.others[4:7])
-        return Page("jobs results", NAV, (Form("/search", "browse", {"title": params.get("title", "")}), *_rows(world, "search", found)), url(path, **params))
+        return Page(
+            "jobs results",
+            NAV,
+            (Form("/search", "browse", {"title": params.get("title", "")}), *_rows(world, "search", found)),
+            url(path, **params),
+        )
     if path == "/job" and name in world.names:
         return _job(world, state, name)
     if path == "/login":
@@ -56,7 +69,12 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
     if path == "/saved":
         if not state.user:
             return "/login"
-        return Page("jobs saved", NAV, (*_rows(world, "saved", [*world.others[4:7], world.item]), Link("logout", "/logout")), path)
+        return Page(
+            "jobs saved",
+            NAV,
+            (*_rows(world, "saved", [*world.others[4:7], world.item]), Link("logout", "/logout")),
+            path,
+        )
     if path == "/logout":
         state.user = ""
         return "/"
@@ -64,11 +82,21 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         state.typed = {"item": name, "applicant": params.get("applicant", "")}
         return "/form"
     if path == "/form" and state.typed:
-        widgets = (Line(state.typed["item"], "heading"), option(world, state, "shift"), Form("/send", "send", post=True), Form("/", "cancel"))
+        widgets = (
+            Line(state.typed["item"], "heading"),
+            option(world, state, "shift"),
+            Form("/send", "send", post=True),
+            Form("/", "cancel"),
+        )
         return Page("jobs form", NAV, widgets, path)
     if path == "/send" and state.typed:
         state.order(world)
         return "/sent"
     if path == "/sent":
-        return Page("jobs sent", NAV, (Line("request sent", "heading"), Form("/", "continue"), Form("/receipt", "print")), path)
+        return Page(
+            "jobs sent",
+            NAV,
+            (Line("request sent", "heading"), Form("/", "continue"), Form("/receipt", "print")),
+            path,
+        )
     return other("jobs", NAV)

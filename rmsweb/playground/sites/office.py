@@ -1,4 +1,6 @@
-"""The public service: sections within sections, a form of several steps, and documents with a table that open in a new tab."""
+"""The public service: sections within sections, a form of several steps, and documents with a table that open
+in a new tab.
+"""
 
 from rmsweb.playground.sites.page import Form, Line, Page
 from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, snippet, url
@@ -9,34 +11,72 @@ NAV = nav(("documents", "contact", "about"))
 
 def _home(world: World) -> Page:
     first = world.via or (world.item if world.template == "office.form" else world.others[3])
-    return Page("office home", NAV, (*cards("/section", shuffled(world, "home", [*world.others[:3], first])), Form("/map", "map"), Form("/help", "help")))
+    return Page(
+        "office home",
+        NAV,
+        (
+            *cards("/section", shuffled(world, "home", [*world.others[:3], first])),
+            Form("/map", "map"),
+            Form("/help", "help"),
+        ),
+    )
 
 
 def _section(world: World, name: str, failed: bool) -> Page:
     """A section: its figures, what lies below it, and the first step of its form."""
     below = [*world.others[4:6], world.item if name == world.via else world.others[6]]
-    lines = [Line(name, "heading"), *([Line("applicant error", "chip")] if failed else []), *facts(world, "office", name)]
+    lines = [
+        Line(name, "heading"),
+        *([Line("applicant error", "chip")] if failed else []),
+        *facts(world, "office", name),
+    ]
     form = Form(url("/apply", name=name), "continue", {"applicant": ""}, post=True)
-    return Page("office item", NAV, (*lines, form, *cards("/section", shuffled(world, name, below)), Form("/print", "print")))
+    return Page(
+        "office item",
+        NAV,
+        (*lines, form, *cards("/section", shuffled(world, name, below)), Form("/print", "print")),
+    )
 
 
 def _documents(world: World) -> Page:
     stale = snippet(world) if world.template == "office.document" else []
     names = shuffled(world, "documents", [world.item, *world.others[:3]])
-    return Page("office results", NAV, (*cards("/document", names, new_tab=True), *stale, Form("/archive", "archive"), Form("/orders", "orders")))
+    return Page(
+        "office results",
+        NAV,
+        (
+            *cards("/document", names, new_tab=True),
+            *stale,
+            Form("/archive", "archive"),
+            Form("/orders", "orders"),
+        ),
+    )
 
 
 def _details(world: World, state: SiteState) -> Page:
     """The second step: choosing a region leads on, so does the button, and then the office assumes one."""
     buttons = (Form("/review", "continue"), Form("/", "cancel"), Form("/help", "help"))
-    return Page("office form", NAV, (Line(state.typed["item"], "heading"), option(world, state, "region"), *buttons), "/review")
+    return Page(
+        "office form",
+        NAV,
+        (Line(state.typed["item"], "heading"), option(world, state, "region"), *buttons),
+        "/review",
+    )
 
 
 def _review(world: World, state: SiteState) -> Page:
     if world.lucky:  # sent without a last look
         state.order(world)
-    given = [Line(f"applicant {state.typed['applicant']}", "chip"), Line(f"region {world.option('region', state.chosen)}", "chip")]
-    buttons = (Form("/send", "send", post=True), Form("/", "cancel"), Form("/draft", "save"), Form("/help", "help"))
+    given = [
+        Line(f"applicant {state.typed['applicant']}", "chip"),
+        Line(f"region {world.option('region', state.chosen)}", "chip"),
+    ]
+    buttons = (
+        Form("/send", "send", post=True),
+        Form("/", "cancel"),
+        Form("/draft", "save"),
+        Form("/help", "help"),
+    )
     return Page("office review", NAV, (Line(state.typed["item"], "heading"), *given, *buttons), "/review")
 
 
@@ -67,5 +107,9 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         state.order(world)
         return "/sent"
     if path == "/sent":
-        return Page("office sent", NAV, (Line("form sent", "heading"), Form("/", "continue"), Form("/receipt", "print")))
+        return Page(
+            "office sent",
+            NAV,
+            (Line("form sent", "heading"), Form("/", "continue"), Form("/receipt", "print")),
+        )
     return other("office", NAV)

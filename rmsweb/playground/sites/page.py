@@ -1,8 +1,8 @@
 """Pages: a small widget model that every site speaks, and its rendering to HTML.
 
-Purpose: a site is a state machine from requests to pages; the server renders a page to HTML, the tests' replay renders the same page
-to the state that the browser layer makes of that HTML. Text that a person wants to see but an agent need not read (field labels, the
-logo, pictures) is drawn by CSS.
+Purpose: a site is a state machine from requests to pages; the server renders a page to HTML, the tests'
+replay renders the same page to the state that the browser layer makes of that HTML. Text that a person wants
+to see but an agent need not read (field labels, the logo, pictures) is drawn by CSS.
 """
 
 import html
@@ -24,7 +24,11 @@ PICTURES = {
     "news": ("hills", "office"),
 }
 WITH_PICTURE = ("item", "form", "cart", "review")  # pages that show what their heading names
-TABLES = (("wiki", "item"), ("news", "item"), ("office", "document"))  # pages that show their facts in a table
+TABLES = (
+    ("wiki", "item"),
+    ("news", "item"),
+    ("office", "document"),
+)  # pages that show their facts in a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of text: a heading, a chosen option, or a fact, whose value stands on a line of its own before it."""
+    """A line of text: a heading, a chosen option, or a fact, whose value stands on a line of its own before
+    it.
+    """
 
     text: str
     kind: str = "fact"  # fact, heading, chip
@@ -54,7 +60,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Suggest:
-    """A text field that shows what it knows with the first letter typed; one of these must be clicked, the typed text alone counts for nothing."""
+    """A text field that shows what it knows with the first letter typed; one of these must be clicked, the
+    typed text alone counts for nothing.
+    """
 
     name: str
     options: tuple[str, ...]
@@ -79,7 +87,10 @@ Widget = Link | Line | Choice | Suggest | Form
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page; `title` is two words, the site and the page's name. `path` is where it stands, or where a choice leads on."""
+    """A page; `title` is two words, the site and the page's name.
+
+    `path` is where it stands, or where a choice leads on.
+    """
 
     title: str
     nav: tuple[Link, ...]
@@ -137,12 +148,17 @@ def _widget(widget: Widget, page: Page) -> str:
         value = f"<b>{html.escape(widget.value)}</b>" if widget.value else ""
         return f"<p>{value}<span>{html.escape(widget.text)}</span></p>"
     if isinstance(widget, Choice):
-        options = '<option value="">choose</option>' + "".join(f"<option>{html.escape(option)}</option>" for option in widget.options)
+        options = '<option value="">choose</option>' + "".join(
+            f"<option>{html.escape(option)}</option>" for option in widget.options
+        )
         change = f"if(this.value)location.href={json.dumps(choose_url(page.path, widget.name, ''))}+encodeURIComponent(this.value)"
         select = f'<select name="{widget.name}" autocomplete="off" onchange="{html.escape(change)}">{options}</select>'
         return f'<div class="field" data-label="{widget.name}">{select}</div>'
     if isinstance(widget, Suggest):
-        links = "".join(f'<a href="{html.escape(choose_url(page.path, widget.name, option))}" hidden>{option}</a>' for option in widget.options)
+        links = "".join(
+            f'<a href="{html.escape(choose_url(page.path, widget.name, option))}" hidden>{option}</a>'
+            for option in widget.options
+        )
         return f'<div class="field suggest" data-label="{widget.name}"><input name="{widget.name}" autocomplete="off" oninput="{_SHOW}">{links}</div>'
     fields = "".join(
         f'<div class="field" data-label="{name}"><input name="{name}" value="{html.escape(value)}" autocomplete="off"></div>'
@@ -156,9 +172,15 @@ def _section(group: str, widgets: list[Widget], page: Page) -> str:
     """A run of widgets of one group, in their order."""
     if group == "heading":
         text = " ".join(widget.text for widget in widgets if isinstance(widget, Line))
-        return (_picture(page.site, text) if page.name in WITH_PICTURE else "") + f"<h1>{html.escape(text)}</h1>"
+        return (
+            _picture(page.site, text) if page.name in WITH_PICTURE else ""
+        ) + f"<h1>{html.escape(text)}</h1>"
     if group == "facts" and (page.site, page.name) in TABLES:
-        rows = "".join(f"<tr><td>{html.escape(widget.value)}</td><td>{html.escape(widget.text)}</td></tr>" for widget in widgets if isinstance(widget, Line))
+        rows = "".join(
+            f"<tr><td>{html.escape(widget.value)}</td><td>{html.escape(widget.text)}</td></tr>"
+            for widget in widgets
+            if isinstance(widget, Line)
+        )
         return f"<table>{rows}</table>"
     return f'<section class="{group}">' + "".join(_widget(widget, page) for widget in widgets) + "</section>"
 

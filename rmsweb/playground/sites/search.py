@@ -1,11 +1,21 @@
-"""The search engine: its results are pages of all other sites; `search_engine` actions end up here. One result is a site that blocks."""
+"""The search engine: its results are pages of all other sites; `search_engine` actions end up here.
+
+One result is a site that blocks.
+"""
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page
 from rmsweb.playground.sites.state import SiteState, facts, local, nav, other, shuffled, snippet, url
 from rmsweb.playground.tasks import World
 
 NAV = nav(("maps", "mail", "settings"))
-PAGES = {"shop": "/item", "jobs": "/job", "wiki": "/article", "travel": "/hotel", "office": "/section", "news": "/article"}
+PAGES = {
+    "shop": "/item",
+    "jobs": "/job",
+    "wiki": "/article",
+    "travel": "/hotel",
+    "office": "/section",
+    "news": "/article",
+}
 
 
 def _query(value: str = "") -> Form:
@@ -17,7 +27,10 @@ def _link(site: str, name: str, label: str) -> Link:
 
 
 def _results(world: World, query: str) -> Page:
-    """A known name: one result of each site, and what one of them said some time ago. Another one: articles that are about something else."""
+    """A known name: one result of each site, and what one of them said some time ago.
+
+    Another one: articles that are about something else.
+    """
     if query not in world.names:
         links = [_link("wiki", name, name) for name in shuffled(world, query, list(world.others[4:8]))]
         return Page("search results", NAV, (_query(query), *links))
@@ -37,11 +50,22 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
 
 
 def news(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
-    """The news site: in the lucky tasks it answers, else it asks for a proof that nobody can give, with status 403."""
+    """The news site: in the lucky tasks it answers, else it asks for a proof that nobody can give, with
+    status 403.
+    """
     name = params.get("name", "")
     if path == "/verify":
         return local(params.get("next", "/"))
     if world.lucky and name in world.names:
-        return Page("news item", nav(("events", "archive", "contact")), (Line(name, "heading"), *facts(world, "wiki", name), Form("/share", "share")))
+        return Page(
+            "news item",
+            nav(("events", "archive", "contact")),
+            (Line(name, "heading"), *facts(world, "wiki", name), Form("/share", "share")),
+        )
     form = Form(url("/verify", next=url(path, **params)), "verify", post=True)
-    return Page("news denied", (), (Line("access denied", "heading"), Line("please verify that you are human", "chip"), form), status=403)
+    return Page(
+        "news denied",
+        (),
+        (Line("access denied", "heading"), Line("please verify that you are human", "chip"), form),
+        status=403,
+    )

@@ -13,7 +13,9 @@ def _search(value: str = "") -> Form:
     return Form("/search", "search", {"product": value})
 
 
-def _list(world: World, state: SiteState, path: str, names: list[str], extra: Sequence[Line | Link], query: str = "") -> Page:
+def _list(
+    world: World, state: SiteState, path: str, names: list[str], extra: Sequence[Line | Link], query: str = ""
+) -> Page:
     """Search box, sorting, products (in the order given until another is chosen), and what stands below."""
     key = state.chosen.get("sort", "")
     if key:
@@ -25,7 +27,9 @@ def _list(world: World, state: SiteState, path: str, names: list[str], extra: Se
 def _home(world: World) -> Page:
     featured = [*world.others[:3], world.item] if world.template == "shop.buy" else list(world.others[:4])
     categories = [Link(label, url("/category", name=label)) for label in CATEGORIES]
-    return Page("shop home", NAV, (_search(), *categories, *cards("/item", shuffled(world, "home", featured))), "/")
+    return Page(
+        "shop home", NAV, (_search(), *categories, *cards("/item", shuffled(world, "home", featured))), "/"
+    )
 
 
 def _results(world: World, state: SiteState, query: str) -> Page:
@@ -39,16 +43,38 @@ def _results(world: World, state: SiteState, query: str) -> Page:
 def _category(world: World, state: SiteState, name: str, second: bool) -> Page:
     path = url("/category", name=name, **({"page": "2"} if second else {}))
     if not second:
-        return _list(world, state, path, shuffled(world, path, list(world.others[:3])), [Link("next", url("/category", name=name, page="2"))])
+        return _list(
+            world,
+            state,
+            path,
+            shuffled(world, path, list(world.others[:3])),
+            [Link("next", url("/category", name=name, page="2"))],
+        )
     here = [world.item] if name == world.category else []
-    return _list(world, state, path, shuffled(world, path, [*here, *world.others[3:6]]), [Link("previous", url("/category", name=name))])
+    return _list(
+        world,
+        state,
+        path,
+        shuffled(world, path, [*here, *world.others[3:6]]),
+        [Link("previous", url("/category", name=name))],
+    )
 
 
 def _item(world: World, state: SiteState, name: str) -> Page:
     path = url("/item", name=name)
     color = world.option("color", state.chosen)
-    actions = [Form(url("/add", name=name), "add", post=True), Form("/wishlist", "wishlist"), Form("/share", "share")]
-    widgets = (Line(name, "heading"), *facts(world, "shop", name, color), option(world, state, "color"), option(world, state, "size"), *actions)
+    actions = [
+        Form(url("/add", name=name), "add", post=True),
+        Form("/wishlist", "wishlist"),
+        Form("/share", "share"),
+    ]
+    widgets = (
+        Line(name, "heading"),
+        *facts(world, "shop", name, color),
+        option(world, state, "color"),
+        option(world, state, "size"),
+        *actions,
+    )
     return Page("shop item", NAV, widgets, path)
 
 
@@ -68,7 +94,17 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return "/cart"
     if path == "/cart":
         lines = [Line(item, "heading") for item in state.cart]
-        return Page("shop cart", NAV, (*lines, Form("/order", "order", post=True), Form("/clear", "clear", post=True), Form("/", "continue")), "/cart")
+        return Page(
+            "shop cart",
+            NAV,
+            (
+                *lines,
+                Form("/order", "order", post=True),
+                Form("/clear", "clear", post=True),
+                Form("/", "continue"),
+            ),
+            "/cart",
+        )
     if path == "/clear":
         state.cart = []
         return "/cart"
@@ -80,7 +116,11 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return Page(
             "shop ordered",
             NAV,
-            (Line("order confirmed" if state.committed else "cart empty", "heading"), Form("/", "continue"), Form("/receipt", "print")),
+            (
+                Line("order confirmed" if state.committed else "cart empty", "heading"),
+                Form("/", "continue"),
+                Form("/receipt", "print"),
+            ),
             path,
         )
     return other("shop", NAV)

@@ -21,7 +21,9 @@ class SiteState:
     tried: set[str] = field(default_factory=set)  # pages that were in trouble once
 
     def order(self, world: World) -> None:
-        """Commits the first item in the cart, or the one of the form, with what was chosen and what is assumed."""
+        """Commits the first item in the cart, or the one of the form, with what was chosen and what is
+        assumed.
+        """
         chosen = self.chosen | {label: value for label, value in self.typed.items() if value}
         item = self.cart[0] if self.cart else self.typed["item"]
         self.committed = {label: world.option(label, chosen) for label in world.want} | {"item": item}
@@ -70,7 +72,9 @@ def option(world: World, state: SiteState, label: str) -> Choice | Line:
 
 
 def fact(label: str, value: str) -> Line:
-    """One fact as a page tells it, the value first: it stands as far before its label as an index does, and a tiny model learns one distance sooner."""
+    """One fact as a page tells it, the value first: it stands as far before its label as an index does, and a
+    tiny model learns one distance sooner.
+    """
     return Line(label, value=value)
 
 

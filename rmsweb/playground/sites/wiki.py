@@ -1,4 +1,6 @@
-"""The encyclopedia: a search page, results with a snippet, articles with a table of facts and links to related articles."""
+"""The encyclopedia: a search page, results with a snippet, articles with a table of facts and links to
+related articles.
+"""
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page, Widget
 from rmsweb.playground.sites.state import SiteState, facts, nav, other, shuffled, snippet, url
@@ -18,9 +20,16 @@ def _links(names: list[str]) -> list[Link]:
 def _results(world: World, query: str) -> Page:
     path = url("/search", article=query)
     if query not in (world.item, world.via or world.item):
-        return Page("wiki results", NAV, (_search(query), *_links(shuffled(world, query, list(world.others[4:8])))), path)
+        return Page(
+            "wiki results",
+            NAV,
+            (_search(query), *_links(shuffled(world, query, list(world.others[4:8])))),
+            path,
+        )
     links = _links(shuffled(world, query, [query, *world.others[:3]]))
-    return Page("wiki results", NAV, (_search(query), *links, *(snippet(world) if query == world.item else [])), path)
+    return Page(
+        "wiki results", NAV, (_search(query), *links, *(snippet(world) if query == world.item else [])), path
+    )
 
 
 def _article(world: World, name: str) -> Page:
@@ -39,7 +48,12 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
     """A request -> a page."""
     name = params.get("name", "")
     if path == "/":
-        return Page("wiki home", NAV, (_search(), *_links(shuffled(world, "home", list(world.others[:4]))), Form("/random", "random")), "/")
+        return Page(
+            "wiki home",
+            NAV,
+            (_search(), *_links(shuffled(world, "home", list(world.others[:4]))), Form("/random", "random")),
+            "/",
+        )
     if path == "/search":
         return _results(world, params.get("article", ""))
     if path == "/article" and name in world.names:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rmsweb import objective as o
-from rmsweb.gating import gate
+from rmsweb.salvage import objective as o
+from rmsweb.salvage.gating import gate
 
 DOUBLE = torch.float64
 PAPER = o.ObjectiveConfig()
@@ -27,7 +27,14 @@ configs = st.builds(
 class Case:
     """A mini-batch: answers, the log-probs of the policy being updated, and the sizes M and n."""
 
-    def __init__(self, answers: list[o.Answer], new: list[Tensor], groups: list[int], num_groups: int, num_rollouts: int) -> None:
+    def __init__(
+        self,
+        answers: list[o.Answer],
+        new: list[Tensor],
+        groups: list[int],
+        num_groups: int,
+        num_rollouts: int,
+    ) -> None:
         self.answers, self.new, self.groups = answers, new, groups
         self.num_groups, self.num_rollouts = num_groups, num_rollouts
 
@@ -38,9 +45,15 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, scales: tuple[float, ...] = (0.05, 1.0, 30.0)) -> Case:
-    """Ragged groups, accepted and rejected, with masks, targets and log-ratios from tiny to beyond every clamp."""
+    """Ragged groups, accepted and rejected, with masks, targets and log-ratios from tiny to beyond every
+    clamp.
+    """
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    num_rollouts, num_groups, count = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    num_rollouts, num_groups, count = (
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
+    )
     scale = draw(st.sampled_from(scales))
 
     def logprobs(near: Tensor) -> Tensor:
@@ -58,7 +71,15 @@ def cases(draw: st.DrawFn, scales: tuple[float, ...] = (0.05, 1.0, 30.0)) -> Cas
                 answers.append(o.Answer(mask=mask, accepted=accepted))
             else:
                 advantage = float(torch.randn((), generator=random, dtype=DOUBLE)) if accepted else 0.0
-                answers.append(o.Answer(mask=mask, accepted=accepted, advantage=advantage, old=logprobs(base), ref=logprobs(base)))
+                answers.append(
+                    o.Answer(
+                        mask=mask,
+                        accepted=accepted,
+                        advantage=advantage,
+                        old=logprobs(base),
+                        ref=logprobs(base),
+                    )
+                )
             new.append(logprobs(base))
             groups.append(group)
     return Case(answers, new, groups, num_groups, num_rollouts)
@@ -85,12 +106,19 @@ def loop_loss(case: Case, config: o.ObjectiveConfig) -> float:
             pg_sum = kl_sum = 0.0
             for t in tokens:
                 ratio = math.exp(clamp(float(new[t] - answer.old[t]), -20, 20))
-                gain = min(ratio * answer.advantage, clamp(ratio, 1 - config.clip_low, 1 + config.clip_high) * answer.advantage)
+                gain = min(
+                    ratio * answer.advantage,
+                    clamp(ratio, 1 - config.clip_low, 1 + config.clip_high) * answer.advantage,
+                )
                 if config.dual_clip is not None and answer.advantage < 0:
                     gain = max(gain, config.dual_clip * answer.advantage)
                 d = clamp(float(answer.ref[t] - new[t]), -20, 20)
                 pg_sum, kl_sum = pg_sum - gain, kl_sum + clamp(math.exp(d) - d - 1, -10, 10)
-            share = 1 / len(tokens) if config.aggregation == "seq-mean-token-mean" else case.num_rollouts * case.num_groups / case.num_tokens
+            share = (
+                1 / len(tokens)
+                if config.aggregation == "seq-mean-token-mean"
+                else case.num_rollouts * case.num_groups / case.num_tokens
+            )
             pg, kl = pg + pg_sum * share / case.num_rollouts, kl + kl_sum * share / case.num_rollouts
         k = float(accepted)
         total += (k * pg + (1 - k) * config.salvage_weight * nll + config.kl_weight * kl) / case.num_groups
@@ -101,7 +129,9 @@ def value_of(case: Case, config: o.ObjectiveConfig, places: list[int] | None = N
     return float(our_loss(case, config, places)[0].detach())
 
 
-def our_loss(case: Case, config: o.ObjectiveConfig, places: list[int] | None = None) -> tuple[Tensor, list[Tensor], dict[str, float]]:
+def our_loss(
+    case: Case, config: o.ObjectiveConfig, places: list[int] | None = None
+) -> tuple[Tensor, list[Tensor], dict[str, float]]:
     """Loss of some of the answers (all by default), the leaves that its gradient reaches, and the sums."""
     places = list(range(len(case.answers))) if places is None else places
     leaves = [case.new[place].clone().requires_grad_() for place in places]
@@ -121,7 +151,7 @@ def gradients(case: Case, config: o.ObjectiveConfig, places: list[int] | None = 
     return list(torch.autograd.grad(loss, leaves))
 
 
-# ----------------------------------------------------------------------------------------------------------- the formula
+# ------------------------------------------------------------------------------------------------ the formula
 
 
 @given(cases(), configs, st.sampled_from(["seq-mean-token-mean", "token-mean"]))
@@ -153,7 +183,9 @@ def worked_case() -> Case:
         for _, found, i, new, old, ref in rollouts
     ]
     answers.append(o.Answer(mask=torch.tensor([False, True, True, True, False]), accepted=b.accepted))
-    new = [torch.tensor(row[3], dtype=DOUBLE) for row in rollouts] + [torch.tensor([-7.0, -2, -0.1, -0.3, -9], dtype=DOUBLE)]
+    new = [torch.tensor(row[3], dtype=DOUBLE) for row in rollouts] + [
+        torch.tensor([-7.0, -2, -0.1, -0.3, -9], dtype=DOUBLE)
+    ]
     return Case(answers, new, [0, 0, 1, 1, 1], 2, 2)
 
 
@@ -180,8 +212,12 @@ def test_constants_of_the_paper() -> None:
 
 
 @given(cases(), configs, st.data())
-def test_gradient_does_not_depend_on_split_or_order(case: Case, config: o.ObjectiveConfig, data: st.DataObject) -> None:
-    """Dealing answers to packs, micro-batches or ranks in any order changes neither the summed loss, the gradients nor the statistics."""
+def test_gradient_does_not_depend_on_split_or_order(
+    case: Case, config: o.ObjectiveConfig, data: st.DataObject
+) -> None:
+    """Dealing answers to packs, micro-batches or ranks in any order changes neither the summed loss, the
+    gradients nor the statistics.
+    """
     owner = data.draw(st.lists(st.integers(0, 2), min_size=len(case.answers), max_size=len(case.answers)))
     order = data.draw(st.permutations(range(len(case.answers))))
     whole, leaves, whole_sums = our_loss(case, config)
@@ -203,13 +239,18 @@ def test_gradient_does_not_depend_on_split_or_order(case: Case, config: o.Object
 
 @given(cases(), configs, st.sampled_from([math.nan, math.inf, -math.inf, -1e30]))
 def test_padding_and_masked_places_do_not_exist(case: Case, config: o.ObjectiveConfig, junk: float) -> None:
-    """Anything in masked places or in padding, NaN too, leaves loss and gradients as they are and gets gradient exactly 0."""
+    """Anything in masked places or in padding, NaN too, leaves loss and gradients as they are and gets
+    gradient exactly 0.
+    """
 
     def pad(values: Tensor | None) -> Tensor | None:
         return None if values is None else torch.cat([values, torch.full((2,), junk, dtype=DOUBLE)])
 
     masks = [torch.cat([answer.mask, torch.zeros(2, dtype=torch.bool)]) for answer in case.answers]
-    answers = [replace(answer, mask=mask, old=pad(answer.old), ref=pad(answer.ref)) for answer, mask in zip(case.answers, masks, strict=True)]
+    answers = [
+        replace(answer, mask=mask, old=pad(answer.old), ref=pad(answer.ref))
+        for answer, mask in zip(case.answers, masks, strict=True)
+    ]
     new = [torch.where(mask, pad(values), junk) for values, mask in zip(case.new, masks, strict=True)]
     padded = Case(answers, new, case.groups, case.num_groups, case.num_rollouts)
     assert value_of(padded, config) == pytest.approx(value_of(case, config), rel=1e-12, abs=1e-15)
@@ -220,27 +261,56 @@ def test_padding_and_masked_places_do_not_exist(case: Case, config: o.ObjectiveC
 
 @given(cases(), configs)
 def test_the_anchor_touches_the_action_span_only(case: Case, config: o.ObjectiveConfig) -> None:
-    """A rejected group's target has gradient -lambda / (M |A|) on each token of A and exactly 0 elsewhere; an accepted group's has none."""
+    """A rejected group's target has gradient -lambda / (M |A|) on each token of A and exactly 0 elsewhere; an
+    accepted group's has none.
+    """
     for gradient, answer in zip(gradients(case, config), case.answers, strict=True):
         if answer.is_target:
-            share = 0.0 if answer.accepted else -config.salvage_weight / (case.num_groups * int(answer.mask.sum()))
-            torch.testing.assert_close(gradient, torch.zeros(len(gradient), dtype=DOUBLE).masked_fill(answer.mask, share), rtol=1e-12, atol=0)
+            share = (
+                0.0
+                if answer.accepted
+                else -config.salvage_weight / (case.num_groups * int(answer.mask.sum()))
+            )
+            torch.testing.assert_close(
+                gradient,
+                torch.zeros(len(gradient), dtype=DOUBLE).masked_fill(answer.mask, share),
+                rtol=1e-12,
+                atol=0,
+            )
 
 
 @given(cases())
 def test_ratio_one_is_the_plain_policy_gradient(case: Case) -> None:
-    """Before the first update (new = old) the surrogate's gradient is -A / (M n R) on every token of an accepted rollout."""
-    answers = [answer if answer.is_target else replace(answer, old=new) for answer, new in zip(case.answers, case.new, strict=True)]
+    """Before the first update (new = old) the surrogate's gradient is -A / (M n R) on every token of an
+    accepted rollout.
+    """
+    answers = [
+        answer if answer.is_target else replace(answer, old=new)
+        for answer, new in zip(case.answers, case.new, strict=True)
+    ]
     fresh = Case(answers, case.new, case.groups, case.num_groups, case.num_rollouts)
-    for gradient, answer in zip(gradients(fresh, o.ObjectiveConfig(kl_weight=0.0)), case.answers, strict=True):
+    for gradient, answer in zip(
+        gradients(fresh, o.ObjectiveConfig(kl_weight=0.0)), case.answers, strict=True
+    ):
         if not answer.is_target:
-            share = -answer.advantage / (case.num_groups * case.num_rollouts * int(answer.mask.sum())) if answer.accepted else 0.0
-            torch.testing.assert_close(gradient, torch.zeros(len(gradient), dtype=DOUBLE).masked_fill(answer.mask, share), rtol=1e-9, atol=1e-15)
+            share = (
+                -answer.advantage / (case.num_groups * case.num_rollouts * int(answer.mask.sum()))
+                if answer.accepted
+                else 0.0
+            )
+            torch.testing.assert_close(
+                gradient,
+                torch.zeros(len(gradient), dtype=DOUBLE).masked_fill(answer.mask, share),
+                rtol=1e-9,
+                atol=1e-15,
+            )
 
 
 @given(cases(), configs)
 def test_ablations_are_the_reduced_formula(case: Case, config: o.ObjectiveConfig) -> None:
-    """lambda = 0 drops the anchor and nothing else, beta = 0 the KL and nothing else; DAPO (no rejected group) has no anchor at all."""
+    """lambda = 0 drops the anchor and nothing else, beta = 0 the KL and nothing else; DAPO (no rejected
+    group) has no anchor at all.
+    """
     sums = our_loss(case, config)[2]
     no_anchor = value_of(case, replace(config, salvage_weight=0.0))
     no_brake = value_of(case, replace(config, kl_weight=0.0))
@@ -252,8 +322,16 @@ def test_ablations_are_the_reduced_formula(case: Case, config: o.ObjectiveConfig
 
 
 def test_a_rejected_groups_rollouts_get_the_brake_and_no_surrogate() -> None:
-    """On retained rejected groups PG has no weight even where an advantage is handed over, and KL has its full weight."""
-    answer = o.Answer(mask=torch.ones(2, dtype=torch.bool), accepted=False, advantage=5.0, old=torch.zeros(2), ref=torch.tensor([-1.0, -1.0]))
+    """On retained rejected groups PG has no weight even where an advantage is handed over, and KL has its
+    full weight.
+    """
+    answer = o.Answer(
+        mask=torch.ones(2, dtype=torch.bool),
+        accepted=False,
+        advantage=5.0,
+        old=torch.zeros(2),
+        ref=torch.tensor([-1.0, -1.0]),
+    )
     tokens = o.lay_out([answer], num_groups=4, num_rollouts=2)
     assert tokens.pg_weight.tolist() == [0.0, 0.0]
     assert tokens.kl_weight.tolist() == [1 / 16, 1 / 16]
@@ -285,7 +363,9 @@ def test_the_anchor_is_weak_where_the_policy_is_sure() -> None:
 
     def size(target_logit: float) -> float:
         logits = torch.tensor([target_logit, 0.0, 0.0], dtype=DOUBLE, requires_grad=True)
-        tokens = o.lay_out([o.Answer(mask=torch.tensor([True]), accepted=False)], num_groups=1, num_rollouts=8, dtype=DOUBLE)
+        tokens = o.lay_out(
+            [o.Answer(mask=torch.tensor([True]), accepted=False)], num_groups=1, num_rollouts=8, dtype=DOUBLE
+        )
         loss, _ = o.joint_loss(torch.log_softmax(logits, 0)[:1], tokens, PAPER)
         return float(torch.autograd.grad(loss, logits)[0].norm())
 
@@ -293,13 +373,17 @@ def test_the_anchor_is_weak_where_the_policy_is_sure() -> None:
     assert size(10.0) < size(5.0) < size(0.0) < size(-10.0)
 
 
-# ------------------------------------------------------------------------------------------------- surrogate and KL terms
+# ------------------------------------------------------------------------------------- surrogate and KL terms
 
 
-def surrogate(ratio: float, advantage: float, config: o.ObjectiveConfig = PAPER) -> tuple[float, float, bool, bool]:
+def surrogate(
+    ratio: float, advantage: float, config: o.ObjectiveConfig = PAPER
+) -> tuple[float, float, bool, bool]:
     """PG of one token, its gradient in log pi, and whether the clips bind."""
     new = torch.tensor([math.log(ratio)], dtype=DOUBLE, requires_grad=True)
-    terms, clipped, dual = o.policy_gradient_terms(new, torch.zeros(1, dtype=DOUBLE), torch.tensor([advantage], dtype=DOUBLE), config)
+    terms, clipped, dual = o.policy_gradient_terms(
+        new, torch.zeros(1, dtype=DOUBLE), torch.tensor([advantage], dtype=DOUBLE), config
+    )
     return float(terms.detach()), float(torch.autograd.grad(terms.sum(), new)[0]), bool(clipped), bool(dual)
 
 
@@ -318,7 +402,9 @@ def surrogate(ratio: float, advantage: float, config: o.ObjectiveConfig = PAPER)
     ],
 )
 def test_clipping(ratio: float, advantage: float, value: float, gradient: float, clipped: bool) -> None:
-    """The ratio is clipped to [0.8, 1.32] on the side where the gain would grow, and the gradient stops there."""
+    """The ratio is clipped to [0.8, 1.32] on the side where the gain would grow, and the gradient stops
+    there.
+    """
     found = surrogate(ratio, advantage)
     assert found[:2] == pytest.approx((value, gradient), abs=1e-12)
     assert found[2:] == (clipped, False)
@@ -343,7 +429,9 @@ def test_the_log_ratio_is_clamped() -> None:
 
 @given(st.floats(-40, 0), st.floats(-40, 0))
 def test_k3_is_never_negative_and_zero_at_equality(new: float, ref: float) -> None:
-    """k3 lies in [0, 10], is 0 at equality, and has gradient 1 - exp(d) where no clamp binds and 0 where one does."""
+    """k3 lies in [0, 10], is 0 at equality, and has gradient 1 - exp(d) where no clamp binds and 0 where one
+    does.
+    """
     leaf = torch.tensor([new], dtype=DOUBLE, requires_grad=True)
     k3, muted = o.kl_terms(leaf, torch.tensor([ref], dtype=DOUBLE))
     d, value = clamp(ref - new, -20, 20), float(k3.detach())
@@ -356,14 +444,18 @@ def test_k3_is_never_negative_and_zero_at_equality(new: float, ref: float) -> No
 
 
 def test_k3_clamps_bind_where_they_should() -> None:
-    """d = 2.6 is free, d = 2.62 is cut at 10; a log-ratio beyond every float still gives 10 and gradient 0, not NaN."""
+    """d = 2.6 is free, d = 2.62 is cut at 10; a log-ratio beyond every float still gives 10 and gradient 0,
+    not NaN.
+    """
     new = torch.zeros(6, dtype=DOUBLE, requires_grad=True)
     k3, muted = o.kl_terms(new, torch.tensor([2.6, 2.62, -10.9, -11.1, 1000.0, math.inf], dtype=DOUBLE))
     assert k3.tolist() == pytest.approx([math.exp(2.6) - 3.6, 10.0, math.exp(-10.9) + 9.9, 10.0, 10.0, 10.0])
     assert muted.tolist() == [False, True, False, True, True, True]
     gradient = torch.autograd.grad(k3.sum(), new)[0].tolist()
     assert gradient == pytest.approx([1 - math.exp(2.6), 0.0, 1 - math.exp(-10.9), 0.0, 0.0, 0.0])
-    assert float(o.kl_terms(torch.zeros(1), torch.full((1,), 1e-4))[0]) == pytest.approx(5e-9, rel=1e-2)  # float32 keeps it
+    assert float(o.kl_terms(torch.zeros(1), torch.full((1,), 1e-4))[0]) == pytest.approx(
+        5e-9, rel=1e-2
+    )  # float32 keeps it
 
 
 def test_old_and_reference_get_no_gradient() -> None:
@@ -380,12 +472,14 @@ def test_old_and_reference_get_no_gradient() -> None:
     assert all(type(value) is float for value in sums.values())
 
 
-# ------------------------------------------------------------------------------------------------------------ statistics
+# ------------------------------------------------------------------------------------------------- statistics
 
 
 @given(cases(), configs)
 def test_statistics_are_counted_by_hand(case: Case, config: o.ObjectiveConfig) -> None:
-    """Clip fraction over accepted rollouts' tokens, ppo_kl and muted share over all rollouts' tokens, KL and NLL as means over groups."""
+    """Clip fraction over accepted rollouts' tokens, ppo_kl and muted share over all rollouts' tokens, KL and
+    NLL as means over groups.
+    """
     found = o.statistics(our_loss(case, config)[2])
     clipped, dual, pg_tokens, drift, muted, kl_tokens = 0, 0, 0, 0.0, 0, 0
     for answer, new in zip(case.answers, case.new, strict=True):
@@ -403,13 +497,25 @@ def test_statistics_are_counted_by_hand(case: Case, config: o.ObjectiveConfig) -
                 ratio = math.exp(clamp(float(new[t] - answer.old[t]), -20, 20))
                 bounded = clamp(ratio, 1 - config.clip_low, 1 + config.clip_high)
                 clipped += -bounded * answer.advantage > -ratio * answer.advantage
-                dual += config.dual_clip is not None and answer.advantage < 0 and max(ratio, bounded) > config.dual_clip
+                dual += (
+                    config.dual_clip is not None
+                    and answer.advantage < 0
+                    and max(ratio, bounded) > config.dual_clip
+                )
     assert found["clip_frac"] == pytest.approx(clipped / max(pg_tokens, 1))
     assert found["dual_clip_frac"] == pytest.approx(dual / max(pg_tokens, 1))
     assert found["ppo_kl"] == pytest.approx(drift / kl_tokens, rel=1e-9, abs=1e-9)
     assert found["kl_muted_frac"] == pytest.approx(muted / kl_tokens)
-    rejected = {group for answer, group in zip(case.answers, case.groups, strict=True) if answer.is_target and not answer.accepted}
-    anchors = [float(-new[a.mask].mean()) for a, new in zip(case.answers, case.new, strict=True) if a.is_target and not a.accepted]
+    rejected = {
+        group
+        for answer, group in zip(case.answers, case.groups, strict=True)
+        if answer.is_target and not answer.accepted
+    }
+    anchors = [
+        float(-new[a.mask].mean())
+        for a, new in zip(case.answers, case.new, strict=True)
+        if a.is_target and not a.accepted
+    ]
     assert found["nll"] == pytest.approx(sum(anchors) / max(len(rejected), 1), rel=1e-9)
 
 
@@ -424,7 +530,9 @@ def test_nothing_counted_gives_zeros() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-9, 0), st.lists(st.floats(-9, 0), max_size=4)), max_size=6))
-def test_gap_is_the_mean_over_states_that_have_a_wrong_rollout(groups: list[tuple[float, list[float]]]) -> None:
+def test_gap_is_the_mean_over_states_that_have_a_wrong_rollout(
+    groups: list[tuple[float, list[float]]],
+) -> None:
     """Both parts are over the same states, so their difference is the gap."""
     found = o.preference_gap(groups)
     pairs = [(correct, sum(wrong) / len(wrong)) for correct, wrong in groups if wrong]
@@ -442,7 +550,16 @@ def test_means_of_masked_tokens() -> None:
     assert o.log_perplexity([torch.tensor([-1.0, -3.0]), torch.tensor([-5.0]), torch.zeros(0)]) == 3.5
 
 
-@pytest.mark.parametrize("bad", [{"clip_low": 1.0}, {"clip_high": -0.1}, {"dual_clip": 1.0}, {"salvage_weight": -1.0}, {"kl_weight": -1.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"clip_low": 1.0},
+        {"clip_high": -0.1},
+        {"dual_clip": 1.0},
+        {"salvage_weight": -1.0},
+        {"kl_weight": -1.0},
+    ],
+)
 def test_bad_settings_are_errors(bad: dict[str, float]) -> None:
     """A setting outside its range is refused with its value."""
     with pytest.raises(ValueError, match="expected"):

@@ -1,6 +1,7 @@
 """Environments: where an episode happens and whether the place itself can check its outcome.
 
-Purpose: collection and evaluation see the playground, the live web and other local benchmarks through one protocol.
+Purpose: collection and evaluation see the playground, the live web and other local benchmarks through one
+protocol.
 """
 
 import datetime
@@ -11,7 +12,10 @@ from rmsweb.records import Judgement, Task, Trajectory
 
 
 class SessionLike(Protocol):
-    """What an environment needs of a browser session. `engines` maps the names of search engines to URLs with {query}."""
+    """What an environment needs of a browser session.
+
+    `engines` maps the names of search engines to URLs with {query}.
+    """
 
     engines: Mapping[str, str]
 
@@ -21,7 +25,9 @@ class SessionLike(Protocol):
 
 
 class Environment(Protocol):
-    """`host_map` is what Chromium's --host-resolver-rules gets, once started; `reset` prepares a session for a task and gives the start URL."""
+    """`host_map` is what Chromium's --host-resolver-rules gets, once started; `reset` prepares a session for
+    a task and gives the start URL.
+    """
 
     host_map: str | None
 

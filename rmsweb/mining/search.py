@@ -1,15 +1,17 @@
 """Mining: from runs of the same task to the decisions where a success and a failure part.
 
-Purpose: Sec. 3 and App. K. Pairs of runs are aligned; the last failure-critical divergence is kept as an RL prompt with its verified
-action. Order: pool -> pairs -> divergence search, late to early -> label of the pair -> scores and thresholds -> gates -> caps.
-Only the success side's state and action leave this module as a MinedState; the other branch stands in the AuditRow alone.
+Purpose: Sec. 3 and App. K. Pairs of runs are aligned; the last failure-critical divergence is kept as an RL
+prompt with its verified action. Order: pool -> pairs -> divergence search, late to early -> label of the pair
+-> scores and thresholds -> gates -> caps. Only the success side's state and action leave this module as a
+MinedState; the other branch stands in the AuditRow alone.
 
     S_total = 0.50 S_state + 0.25 S_action + 0.25 S_category
 
-ours: the failing side of a candidate may be its `done` (a premature end is the plainest critical decision), the success side may not.
-ours: caps are shares of the final corpus; one that would leave less than half of it is reported as not binding. ours: a cap drops from
-the largest category first, lowest score first: that is our category-aware sampling. ours: the same state and answer found through
-several pairs is one state.
+ours: the failing side of a candidate may be its `done` (a premature end is the plainest critical decision),
+the success side may not.
+ours: caps are shares of the final corpus; one that would leave less than half of it is reported as not
+binding. ours: a cap drops from the largest category first, lowest score first: that is our category-aware
+sampling. ours: the same state and answer found through several pairs is one state.
 """
 
 import asyncio
@@ -18,9 +20,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from rmsweb.alignment import Candidate, Contrast, Run, action_score, category_score, state_score
+from rmsweb.mining.alignment import Candidate, Contrast, Run, action_score, category_score, state_score
+from rmsweb.mining.taxonomy import Move, rule_label
 from rmsweb.records import AuditRow, MinedState, Scores, StepSample, dumps, sha256_text
-from rmsweb.taxonomy import Move, rule_label
 
 W_STATE, W_ACTION, W_CATEGORY = 0.50, 0.25, 0.25  # App. K
 MIN_STATE, MIN_TOTAL, MIN_CATEGORY = 0.60, 0.62, 0.45  # App. K
@@ -65,13 +67,15 @@ class Mined:
     caps: dict[str, str] = field(default_factory=dict)
 
 
-# ------------------------------------------------------------------------------------------------------ pairs and search
+# ------------------------------------------------------------------------------------------- pairs and search
 
 
 def pairs(runs: Iterable[Run], *, secondary: bool = True) -> Iterator[Contrast]:
-    """The pairs of the runs of one task: every success with every failure, then the shortest checked success with the longer ones.
+    """The pairs of the runs of one task: every success with every failure, then the shortest checked success
+    with the longer ones.
 
-    ours: a success that only its outcome vouches for makes no secondary pair, because a lucky shortcut is shorter too.
+    ours: a success that only its outcome vouches for makes no secondary pair, because a lucky shortcut is
+    shorter too.
     """
     ordered = sorted(runs, key=lambda run: run.key)
     wins = [run for run in ordered if run.success]
@@ -101,7 +105,9 @@ def candidates(pair: Contrast, *, strict_non_terminal: bool = False) -> list[Can
 
 
 async def label_pair(pair: Contrast, judge: Judge | None) -> Label:
-    """Category and confidence: the judge's, after a review below 0.70; the rules' where the reviewed confidence is below 0.35 or there is no judge."""
+    """Category and confidence: the judge's, after a review below 0.70; the rules' where the reviewed
+    confidence is below 0.35 or there is no judge.
+    """
     category, prior = rule_label(pair.features)
     if judge is None:
         return category, prior, "rule"
@@ -109,7 +115,9 @@ async def label_pair(pair: Contrast, judge: Judge | None) -> Label:
     if first is not None and first[1] >= REVIEW_BELOW:
         return *first, "judge"
     second = await judge(pair, first) or first
-    return (*second, "review") if second is not None and second[1] >= RULE_BELOW else (category, prior, "rule")
+    return (
+        (*second, "review") if second is not None and second[1] >= RULE_BELOW else (category, prior, "rule")
+    )
 
 
 def _has_picture(pair: Contrast, candidate: Candidate) -> bool:
@@ -118,17 +126,27 @@ def _has_picture(pair: Contrast, candidate: Candidate) -> bool:
 
 
 def best_candidate(pair: Contrast, found: Sequence[Candidate], label: Label, render: Render) -> Found | str:
-    """The highest-scoring candidate that passes all gates (the later step wins a tie), or why the highest-scoring one did not."""
+    """The highest-scoring candidate that passes all gates (the later step wins a tie), or why the
+    highest-scoring one did not.
+    """
     category, confidence, _ = label
     if category == "runtime":
-        signal = pair.features.errors > 0 or pair.failure.trajectory.ended in ("environment", "parse_failures")
+        signal = pair.features.errors > 0 or pair.failure.trajectory.ended in (
+            "environment",
+            "parse_failures",
+        )
         if confidence < RUNTIME_CONFIDENCE or not signal:
             return "runtime_gate"
     scored = []
     for item in found:
         evidence = category_score(pair, item, category, confidence)
         total = W_STATE * item.state + W_ACTION * item.action + W_CATEGORY * evidence
-        scores = Scores(**{name: round(value, 6) for name, value in zip(_SCORES, (item.state, item.action, evidence, total), strict=True)})
+        scores = Scores(
+            **{
+                name: round(value, 6)
+                for name, value in zip(_SCORES, (item.state, item.action, evidence, total), strict=True)
+            }
+        )
         scored.append((scores.total, item, scores))
     reason = ""
     for _, item, scores in sorted(scored, key=lambda entry: entry[:2], reverse=True):
@@ -156,7 +174,13 @@ def _found(pair: Contrast, item: Candidate, label: Label, scores: Scores, sample
     values = {entry.name: getattr(sample, entry.name) for entry in fields(StepSample)}
     state_id = sha256_text(dumps(sample))[:16]
     state = MinedState(
-        **values, state_id=state_id, category=category, confidence=confidence, label_source=source, scores=scores, pair_kind=pair.kind
+        **values,
+        state_id=state_id,
+        category=category,
+        confidence=confidence,
+        label_source=source,
+        scores=scores,
+        pair_kind=pair.kind,
     )  # nothing of the other branch
     audit = AuditRow(
         state_id=state_id,
@@ -182,22 +206,45 @@ def _found(pair: Contrast, item: Candidate, label: Label, scores: Scores, sample
 
 
 def _say(moves: Iterable[Move]) -> str:
-    return ", then ".join(" ".join(filter(None, (move.verb, repr(move.label) if move.label else move.tag, move.value))) for move in moves)
+    return ", then ".join(
+        " ".join(filter(None, (move.verb, repr(move.label) if move.label else move.tag, move.value)))
+        for move in moves
+    )
 
 
 def summary(run: Run) -> str:
-    """What the failure judge sees of a run: its last steps (URL, goal, moves by element, errors), how it ended, its answer."""
+    """What the failure judge sees of a run: its last steps (URL, goal, moves by element, errors), how it
+    ended, its answer.
+    """
     lines = []
     for aligned in run.steps[-SUMMARY_STEPS:]:
         step = aligned.step
-        errors = [result.error for result in step.results if result.error] + ([step.parse_failure.reason] if step.parse_failure else [])
-        lines += [f"Step {step.number}", f"url: {step.observation.url}", f"goal: {step.output.next_goal if step.output else ''}"]
-        lines += [f"actions: {_say(aligned.moves) or '(none)'}", *(f"error: {error[:200]}" for error in errors)]
+        errors = [result.error for result in step.results if result.error] + (
+            [step.parse_failure.reason] if step.parse_failure else []
+        )
+        lines += [
+            f"Step {step.number}",
+            f"url: {step.observation.url}",
+            f"goal: {step.output.next_goal if step.output else ''}",
+        ]
+        lines += [
+            f"actions: {_say(aligned.moves) or '(none)'}",
+            *(f"error: {error[:200]}" for error in errors),
+        ]
     end = run.trajectory
-    return "\n".join([*lines, f"Ended: {end.ended}, declared success: {end.declared_success}", f"Final answer: {end.final_text or '(none)'}"]) + "\n"
+    return (
+        "\n".join(
+            [
+                *lines,
+                f"Ended: {end.ended}, declared success: {end.declared_success}",
+                f"Final answer: {end.final_text or '(none)'}",
+            ]
+        )
+        + "\n"
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- caps and corpus
+# -------------------------------------------------------------------------------------------- caps and corpus
 
 
 def _rank(item: Found) -> tuple[float, str]:
@@ -212,9 +259,11 @@ def _over(items: Sequence[Found], group: Callable[[Found], str | None], cap: flo
 
 
 def apply_cap(items: Sequence[Found], group: Callable[[Found], str | None], cap: float) -> list[Found] | None:
-    """Drops states until no group has more than that share of what is left; None where less than half would be left.
+    """Drops states until no group has more than that share of what is left; None where less than half would
+    be left.
 
-    Of the group that is over, a state of its most frequent category goes first, the one with the lowest score.
+    Of the group that is over, a state of its most frequent category goes first, the one with the lowest
+    score.
     """
     kept = sorted(items, key=_rank)
     while (name := _over(kept, group, cap)) is not None:
@@ -262,23 +311,34 @@ def _unique(found: Iterable[Found], *, per_pair: bool) -> list[Found]:
 
 
 async def mine(
-    runs: Iterable[Run], *, render: Render, judge: Judge | None, settings: Settings | None = None, on_pair: Callable[[], object] = lambda: None
+    runs: Iterable[Run],
+    *,
+    render: Render,
+    judge: Judge | None,
+    settings: Settings | None = None,
+    on_pair: Callable[[], object] = lambda: None,
 ) -> Mined:
-    """A pool of runs -> the mined states with their audit rows and counts. The order of the pool does not matter.
+    """A pool of runs -> the mined states with their audit rows and counts. The order of the pool does not
+    matter.
 
-    `render(run, position)` gives the success side's training sample, None where the prompt was cut below what the answer needs or the step
-    is no sample; `judge(pair, first)` labels a pair (with `first`, the label to review), None where its words could not be read.
+    `render(run, position)` gives the success side's training sample, None where the prompt was cut below what
+    the answer needs or the step is no sample; `judge(pair, first)` labels a pair (with `first`, the label to
+    review), None where its words could not be read.
     """
     settings = settings or Settings()
     pool = {run.key: run for run in runs}  # a run that stands in two folders counts once
     tasks: dict[str, list[Run]] = {}
     for run in pool.values():
         tasks.setdefault(run.trajectory.task.task_id, []).append(run)
-    contrasts = [pair for _, group in sorted(tasks.items()) for pair in pairs(group, secondary=settings.secondary)]
+    contrasts = [
+        pair for _, group in sorted(tasks.items()) for pair in pairs(group, secondary=settings.secondary)
+    ]
 
     async def best(pair: Contrast) -> Found | str:
         found = candidates(pair, strict_non_terminal=settings.strict_non_terminal)
-        outcome = best_candidate(pair, found, await label_pair(pair, judge), render) if found else "no_divergence"
+        outcome = (
+            best_candidate(pair, found, await label_pair(pair, judge), render) if found else "no_divergence"
+        )
         on_pair()
         return outcome
 
@@ -288,15 +348,26 @@ async def mine(
     result.rejected.update(item for item in outcomes if isinstance(item, str))
     result.rejected["another_pair_of_the_task"] += len(chosen) - len(result.found)
     verdicts = Counter(run.success for run in pool.values())
-    result.counts = {"tasks": len(tasks), "runs": len(pool), "successes": verdicts[True], "failures": verdicts[False], "undecided": verdicts[None]}
-    result.counts |= {"pairs": len(contrasts), "short_long_pairs": sum(pair.kind == "short-long" for pair in contrasts)}
+    result.counts = {
+        "tasks": len(tasks),
+        "runs": len(pool),
+        "successes": verdicts[True],
+        "failures": verdicts[False],
+        "undecided": verdicts[None],
+    }
+    result.counts |= {
+        "pairs": len(contrasts),
+        "short_long_pairs": sum(pair.kind == "short-long" for pair in contrasts),
+    }
     cap_corpus(result)
     result.found.sort(key=lambda item: item.state.state_id)
     return result
 
 
 def report(result: Mined) -> dict[str, Any]:
-    """Counts for report.json: pool, rejections, categories beside label sources, verbs, hosts, histograms of the scores (ten bins from 0 to 1)."""
+    """Counts for report.json: pool, rejections, categories beside label sources, verbs, hosts, histograms of
+    the scores (ten bins from 0 to 1).
+    """
     states = [item.state for item in result.found]
     histograms = {name: [0] * 10 for name in _SCORES}
     for state in states:

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from fake_world import TASK
 
-from rmsweb.benchmarks.tasks import load_tasks
+from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.records import RecordError, Task, write_records
 
 
 def test_tasks_of_a_file(tmp_path: Path) -> None:
     """Tasks come in the order of the file, of the wanted split alone, at most as many as wanted."""
     path = tmp_path / "tasks.jsonl"
-    tasks = [replace(TASK, task_id=str(number), split="dev" if number % 2 else "train") for number in range(6)]
+    tasks = [
+        replace(TASK, task_id=str(number), split="dev" if number % 2 else "train") for number in range(6)
+    ]
     write_records(path, Task, tasks)
     assert load_tasks(path) == tasks
     assert [task.task_id for task in load_tasks(path, split="dev")] == ["1", "3", "5"]

@@ -1,14 +1,16 @@
 """Similarity of texts and URLs: when two values mean the same, nearly the same, or something else.
 
-Purpose: the reward (App. H, Table 4) needs "text similarity high" and "host and path match"; the miner compares states and
-memories; the contamination check compares tasks. All of them use these functions.
+Purpose: the reward (App. H, Table 4) needs "text similarity high" and "host and path match"; the miner
+compares states and memories; the contamination check compares tasks. All of them use these functions.
 
-Place in the paper: App. H asks that formatting-only changes count as near and that 100 / 1000, neighbouring indices and
-near-identical URLs with another date do not; it leaves the measure open.
+Place in the paper: App. H asks that formatting-only changes count as near and that 100 / 1000, neighbouring
+indices and near-identical URLs with another date do not; it leaves the measure open.
 
 Deviations, all `ours:` because the paper names no measure:
-1. Texts are near by content words and guarded tokens, not by an edit ratio: a ratio scores "100" and "1000" above 0.85.
-2. Word order is ignored, except that a word behind `from`, `to`, `between`, `before`, ... may not change (swapped origin and destination).
+1. Texts are near by content words and guarded tokens, not by an edit ratio: a ratio scores "100" and "1000"
+   above 0.85.
+2. Word order is ignored, except that a word behind `from`, `to`, `between`, `before`, ... may not change
+   (swapped origin and destination).
 3. A URL whose query contradicts a date of the other one is another destination, although host and path match.
 """
 
@@ -25,9 +27,7 @@ SIMILAR_TEXT = 0.8  # ours: smallest Jaccard overlap of content words of "simila
 
 _SMALL = "a an and are as at be by for from i in is it its me my of on our please some that the their these this those to was we were will with you your"
 _NEGATIONS = "no non none not nor never neither without except excluding cannot unless anti un"
-_BOUNDS = (
-    "under over below above less fewer more least most min max minimum maximum before after until since am pm lowest highest cheapest ascending descending"
-)
+_BOUNDS = "under over below above less fewer more least most min max minimum maximum before after until since am pm lowest highest cheapest ascending descending"
 _NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty "
     "forty fifty sixty seventy eighty ninety hundred thousand million billion half double "
@@ -38,7 +38,9 @@ _MONTHS = "january february march april may june july august september october n
 _BINDING = "from to between before after until since in on at by"  # words whose object matters
 
 _STOP_WORDS = frozenset(_SMALL.split())
-_MONTH_NUMBER = {name[:length]: number for number, name in enumerate(_MONTHS.split(), 1) for length in {3, len(name)}} | {"sept": 9}
+_MONTH_NUMBER = {
+    name[:length]: number for number, name in enumerate(_MONTHS.split(), 1) for length in {3, len(name)}
+} | {"sept": 9}
 _GUARDED = frozenset(f"{_NEGATIONS} {_BOUNDS} {_NUMBER_WORDS} {_WEEKDAYS}".split()) | set(_MONTH_NUMBER)
 _RELATIONS = frozenset(_BINDING.split())
 
@@ -47,7 +49,9 @@ _NOT_CONTRACTED = re.compile(r"n['’]t\b")
 _MINUS = re.compile(r"(?<![^\s(\[$€£¥])[-−–](?=[^\W_])")  # a sign or a search engine's "not", unlike a hyphen
 _THOUSANDS = re.compile(r"(?<=\d)[,'’](?=\d{3}(?!\d))")
 _GLUED = re.compile(r"(?<=\d)(am|pm)\b|(?<=\d)(?:st|nd|rd|th)\b")
-_TOKEN = re.compile("[a-z0-9\x80-\U0010ffff]+(?:[.:][0-9]+)*[+#]*")  # a word or number of a folded text; also 3.5, 12:30, c++
+_TOKEN = re.compile(
+    "[a-z0-9\x80-\U0010ffff]+(?:[.:][0-9]+)*[+#]*"
+)  # a word or number of a folded text; also 3.5, 12:30, c++
 _UNIT = re.compile(r"[€£¥₹$%°]")
 _SIGNS = re.compile(r"[€£¥₹°−–]")
 
@@ -71,15 +75,24 @@ class _Folded:
     guarded: Counter[str]  # tokens that carry a number, a negation, a bound or a date
     letters: str  # all letters and digits on end
     digits: tuple[str, ...]  # runs of digits, in order
-    relations: dict[str, set[str]]  # "from" -> the content words that stand behind it; "unit" -> currency and per cent signs
+    relations: dict[
+        str, set[str]
+    ]  # "from" -> the content words that stand behind it; "unit" -> currency and per cent signs
 
 
 def _plain(text: str) -> str:
-    """Without accents and case, and with every sign beyond ASCII that is no letter, digit or combining mark turned into a space."""
+    """Without accents and case, and with every sign beyond ASCII that is no letter, digit or combining mark
+    turned into a space.
+    """
     plain = _ACCENT.sub("", unicodedata.normalize("NFKD", text)).casefold()
     if plain.isascii():
         return plain
-    return "".join(char if char < "\x80" or char in "€£¥₹°’−–" or char.isalnum() or unicodedata.category(char)[0] == "M" else " " for char in plain)
+    return "".join(
+        char
+        if char < "\x80" or char in "€£¥₹°’−–" or char.isalnum() or unicodedata.category(char)[0] == "M"
+        else " "
+        for char in plain
+    )
 
 
 def _singular(word: str) -> str:
@@ -89,7 +102,10 @@ def _singular(word: str) -> str:
 def _fold(text: str) -> _Folded:
     plain = _MINUS.sub(" not ", _NOT_CONTRACTED.sub(" not", _plain(text)))
     relations: dict[str, set[str]] = {"unit": set(_UNIT.findall(plain))}
-    plain = _GLUED.sub(lambda match: f" {match[1] or ''}", _SIGNS.sub(" ", _THOUSANDS.sub("", plain).replace("'", "").replace("’", "")))
+    plain = _GLUED.sub(
+        lambda match: f" {match[1] or ''}",
+        _SIGNS.sub(" ", _THOUSANDS.sub("", plain).replace("'", "").replace("’", "")),
+    )
     words = [_singular(word) for word in _TOKEN.findall(plain)]
     for before, word in pairwise(words):
         if before in _RELATIONS and word not in _STOP_WORDS:
@@ -104,7 +120,8 @@ def _fold(text: str) -> _Folded:
 
 
 def text_similarity(a: str, b: str) -> float:
-    """Jaccard overlap of the content words of two texts, in [0, 1]: case, accents, punctuation, spaces and plural s do not count.
+    """Jaccard overlap of the content words of two texts, in [0, 1]: case, accents, punctuation, spaces and
+    plural s do not count.
 
     >>> text_similarity("The red shoes", "red shoe, size 9")
     0.5
@@ -113,7 +130,8 @@ def text_similarity(a: str, b: str) -> float:
 
 
 def texts_similar(a: str, b: str) -> bool:
-    """Whether two texts say the same (Table 4, "text similarity high"): content words overlap by 0.8 and no number, negation, bound or date differs.
+    """Whether two texts say the same (Table 4, "text similarity high"): content words overlap by 0.8 and no
+    number, negation, bound or date differs.
 
     >>> texts_similar("wireless mouse", "Wireless  Mouse."), texts_similar("a table for 2", "the table for 2")
     (True, True)
@@ -123,29 +141,41 @@ def texts_similar(a: str, b: str) -> bool:
     if a == b:
         return True
     x, y = _fold(a), _fold(b)
-    if not x.content or not y.content:  # nothing but punctuation and small words: only spaces and case are formatting
+    if (
+        not x.content or not y.content
+    ):  # nothing but punctuation and small words: only spaces and case are formatting
         return " ".join(a.casefold().split()) == " ".join(b.casefold().split())
-    if any(x.relations[word] and y.relations[word] and x.relations[word].isdisjoint(y.relations[word]) for word in x.relations.keys() & y.relations.keys()):
+    if any(
+        x.relations[word] and y.relations[word] and x.relations[word].isdisjoint(y.relations[word])
+        for word in x.relations.keys() & y.relations.keys()
+    ):
         return False
     if x.letters == y.letters and x.digits == y.digits:  # "wi-fi" and "wifi"
         return x.guarded.keys() & _GUARDED == y.guarded.keys() & _GUARDED
     return x.guarded == y.guarded and jaccard(x.content, y.content) >= SIMILAR_TEXT
 
 
-# ---------------------------------------------------------------------------------------------------------------- URLs
+# ------------------------------------------------------------------------------------------------------- URLs
 
 UrlMatch = Literal["same", "query differs", "date differs", "other"]
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _OPAQUE = re.compile(r"(?:about|blob|chrome|data|file|javascript|mailto|tel|view-source):", re.IGNORECASE)
-_TRACKING = re.compile(r"utm_\w+|mtm_\w+|gclid|gclsrc|dclid|fbclid|msclkid|yclid|gbraid|wbraid|srsltid|igshid|mc_[ce]id|_ga|_gl|_hs\w+", re.IGNORECASE)
+_TRACKING = re.compile(
+    r"utm_\w+|mtm_\w+|gclid|gclsrc|dclid|fbclid|msclkid|yclid|gbraid|wbraid|srsltid|igshid|mc_[ce]id|_ga|_gl|_hs\w+",
+    re.IGNORECASE,
+)
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _DATE_KEY = re.compile(
     r"(?:^|[^a-z]|start|end|in|out|arrival|departure|return|pickup|dropoff|from|to)(?:date|day|month|year)s?(?:$|[^a-z])|check[_-]?(?:in|out)$"
 )
-_NUMERIC_DATE = re.compile(r"(?<!\d)(?:(\d{4})[-/.]?(\d{2})[-/.]?(\d{2})|(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})[-/.](\d{1,2})[-/.](\d{4}))(?!\d)")
+_NUMERIC_DATE = re.compile(
+    r"(?<!\d)(?:(\d{4})[-/.]?(\d{2})[-/.]?(\d{2})|(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})[-/.](\d{1,2})[-/.](\d{4}))(?!\d)"
+)
 _MONTH_NAME = "|".join(sorted(_MONTH_NUMBER, key=len, reverse=True))
-_NAMED_DATE = re.compile(rf"(?:(\d{{1,2}})(?:st|nd|rd|th)?[\s,._+-]*)?\b({_MONTH_NAME})\b[\s,._+-]*(\d{{1,2}}(?!\d))?")
+_NAMED_DATE = re.compile(
+    rf"(?:(\d{{1,2}})(?:st|nd|rd|th)?[\s,._+-]*)?\b({_MONTH_NAME})\b[\s,._+-]*(\d{{1,2}}(?!\d))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +222,11 @@ def parse_url(url: str) -> Url:
             del segments[-1:]
         elif segment not in ("", "."):
             segments.append(unquote(segment))
-    query = sorted((key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if not _TRACKING.fullmatch(key))
+    query = sorted(
+        (key, value)
+        for key, value in parse_qsl(parts.query, keep_blank_values=True)
+        if not _TRACKING.fullmatch(key)
+    )
     return Url(
         scheme="web" if parts.scheme in ("http", "https") else parts.scheme,
         host=host.removeprefix("www.") if host.count(".") > 1 else host,
@@ -204,7 +238,8 @@ def parse_url(url: str) -> Url:
 
 
 def dates_in(text: str) -> set[tuple[int, int, int]]:
-    """Dates of a text as (year, month, day), 0 for a part that is not given. ours: 3/4/2026 is read month first, as on the paper's US sites.
+    """Dates of a text as (year, month, day), 0 for a part that is not given. ours: 3/4/2026 is read month
+    first, as on the paper's US sites.
 
     >>> sorted(dates_in("2026-03-04 to 5 Mar")) == [(0, 3, 5), (2026, 3, 4)]
     True
@@ -231,11 +266,18 @@ def _names_date(key: str, value: str) -> bool:
 
 
 def _date_contradicted(target: Url, other: Url) -> bool:
-    """Whether a date of the target's query stands as another date in the other query. A date left out is no contradiction."""
+    """Whether a date of the target's query stands as another date in the other query.
+
+    A date left out is no contradiction.
+    """
     wanted, found = dict(target.query), dict(other.query)
     for key, value in wanted.items():
         there = found.get(key, "")
-        if there not in ("", value) and _names_date(key, value) and not (dates_in(value) and dates_in(value) == dates_in(there)):
+        if (
+            there not in ("", value)
+            and _names_date(key, value)
+            and not (dates_in(value) and dates_in(value) == dates_in(there))
+        ):
             return True
     dates, others = (set().union(*(dates_in(value) for _, value in url.query)) for url in (target, other))
     return bool(dates - others) and bool(others - dates)
@@ -244,8 +286,9 @@ def _date_contradicted(target: Url, other: Url) -> bool:
 def compare_urls(target: str, other: str) -> UrlMatch:
     """How an address relates to the target's (Table 4, go_to_url).
 
-    Args: target, other: any texts. Returns: "same" (scheme http/https, www., default port, trailing slash, percent-encoding, IDN, query order and
-    tracking parameters aside), "query differs" (host and path match; also another fragment), "date differs" (the query contradicts a date), or "other".
+    Args: target, other: any texts. Returns: "same" (scheme http/https, www., default port, trailing slash,
+    percent-encoding, IDN, query order and tracking parameters aside), "query differs" (host and path match;
+    also another fragment), "date differs" (the query contradicts a date), or "other".
 
     >>> compare_urls("https://a.com/x?b=1&c=2", "http://www.a.com/x/?c=2&b=1"), compare_urls("a.com/x?b=1", "a.com/x")
     ('same', 'query differs')

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from mining_world import TASK, on_page, page, step, trajectory
 
-from rmsweb.taxonomy import CATEGORIES, MODES, closing, features, features_text, is_blocked, moves_of, rule_label, violations
+from rmsweb.mining.taxonomy import (
+    CATEGORIES,
+    MODES,
+    closing,
+    features,
+    features_text,
+    is_blocked,
+    moves_of,
+    rule_label,
+    violations,
+)
 
 
 def test_the_modes_are_those_of_table_5() -> None:
@@ -43,7 +53,9 @@ def test_every_mode_has_rules(category: str) -> None:
 
 
 def test_a_skipped_option_violates_the_constraint() -> None:
-    """A run that goes on without the option that the task names shows the violation, the one that sets it does not."""
+    """A run that goes on without the option that the task names shows the violation, the one that sets it
+    does not.
+    """
     good, bad = trajectory("open select add done").steps, trajectory("open add done").steps
     wanted = closing("constraint", good[:3], TASK)
     assert {move.value for move in wanted if move.verb == "select_dropdown_option"} == {"red"}
@@ -53,11 +65,17 @@ def test_a_skipped_option_violates_the_constraint() -> None:
 
 @pytest.mark.parametrize(
     ("names", "category"),
-    [("open junk junk junk", "interaction"), ("search research search scroll", "interaction"), ("open add done", "constraint")],
+    [
+        ("open junk junk junk", "interaction"),
+        ("search research search scroll", "interaction"),
+        ("open add done", "constraint"),
+    ],
 )
 def test_rules_point_at_plain_failures(names: str, category: str) -> None:
     """The rule category follows from how the run failed; its confidence is a share of votes."""
-    found = features("Buy a lamp with color red under 100 at shop", trajectory("open select add done"), trajectory(names))
+    found = features(
+        "Buy a lamp with color red under 100 at shop", trajectory("open select add done"), trajectory(names)
+    )
     label, confidence = rule_label(found)
     assert label in (category, "controls")
     assert 0 < confidence <= 1
@@ -78,7 +96,9 @@ def test_every_mode_can_be_the_rules_label(category: str) -> None:
         "repeated_searches": [0, 2],
         "missing": [(), ("click_element_by_index",), ("input_text",), ("select_dropdown_option",)],
     }
-    found = (replace(plain, **dict(zip(changes, values, strict=True))) for values in product(*changes.values()))
+    found = (
+        replace(plain, **dict(zip(changes, values, strict=True))) for values in product(*changes.values())
+    )
     assert any(rule_label(item)[0] == category for item in found)
 
 

@@ -10,15 +10,28 @@ from fake_world import TASK, ScriptedPolicy, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmsweb.judges import VERDICTS, judge_failure, judge_outcome, judge_run, outcome_messages, parse_failure_label, parse_verdict
+from rmsweb.evaluation.judges import (
+    VERDICTS,
+    judge_failure,
+    judge_outcome,
+    judge_run,
+    outcome_messages,
+    parse_failure_label,
+    parse_verdict,
+)
+from rmsweb.mining.taxonomy import CATEGORIES
 from rmsweb.records import Image, Judgement, Observation, Step
-from rmsweb.taxonomy import CATEGORIES
 
 
 def steps(count: int) -> list[Step]:
     """Steps with one picture each; every third has none."""
-    shots = [Image(path=f"{i}.png", sha256="", width=1, height=1) if i % 3 else None for i in range(1, count + 1)]
-    seen = [Observation(url="u", title="", tabs=(), active_tab="1", viewport=(1, 1), screenshot=shot) for shot in shots]
+    shots = [
+        Image(path=f"{i}.png", sha256="", width=1, height=1) if i % 3 else None for i in range(1, count + 1)
+    ]
+    seen = [
+        Observation(url="u", title="", tabs=(), active_tab="1", viewport=(1, 1), screenshot=shot)
+        for shot in shots
+    ]
     return [Step(number=i, observation=o, response_text="", output=None) for i, o in enumerate(seen, 1)]
 
 
@@ -52,7 +65,9 @@ def test_verdicts_are_strict(text: str, verdict: str) -> None:
 
 
 def test_the_outcome_judge_sees_task_answer_and_the_last_four_pictures() -> None:
-    """The request holds the task, the final answer and the last four screenshots, oldest first; no step's thinking."""
+    """The request holds the task, the final answer and the last four screenshots, oldest first; no step's
+    thinking.
+    """
     run = trajectory(steps(8), final_text="it costs 3")
     messages = outcome_messages(run)
     parts = messages[1].parts
@@ -65,7 +80,12 @@ def test_a_judgement_records_the_request_and_the_words() -> None:
     """The same run gives the same request and seed; an unreadable verdict is kept as it was said."""
     judge = ScriptedPolicy(json.dumps({"verdict": "success", "reason": "fine"}), "hm")
     first, second = (asyncio.run(judge_outcome(judge, trajectory(steps(2)))) for _ in range(2))
-    assert (first.verdict, first.reason, first.model, first.judge) == ("success", "fine", "scripted", "outcome")
+    assert (first.verdict, first.reason, first.model, first.judge) == (
+        "success",
+        "fine",
+        "scripted",
+        "outcome",
+    )
     assert (second.verdict, second.raw) == ("unparsed", "hm")
     assert first.prompt_sha256 == second.prompt_sha256
     assert judge.calls[0] == judge.calls[1]
@@ -73,7 +93,9 @@ def test_a_judgement_records_the_request_and_the_words() -> None:
 
 
 def test_who_judges() -> None:
-    """Without an executed `done` nobody is asked; a site's check comes before the LLM; with neither the run stops."""
+    """Without an executed `done` nobody is asked; a site's check comes before the LLM; with neither the run
+    stops.
+    """
     judge, checks = ScriptedPolicy('{"verdict":"success"}'), []
     check_says: list[Judgement | None] = [None]
 
@@ -95,7 +117,15 @@ def test_who_judges() -> None:
         verdict(replace(trajectory()), None)
 
 
-@given(st.text() | st.builds(json.dumps, st.dictionaries(st.sampled_from(["category", "confidence", "reason"]), st.text() | st.floats() | st.booleans())))
+@given(
+    st.text()
+    | st.builds(
+        json.dumps,
+        st.dictionaries(
+            st.sampled_from(["category", "confidence", "reason"]), st.text() | st.floats() | st.booleans()
+        ),
+    )
+)
 def test_failure_labels_are_strict(text: str) -> None:
     """Any text gives a known category with a confidence in [0, 1], or None."""
     label = parse_failure_label(text)
@@ -103,7 +133,13 @@ def test_failure_labels_are_strict(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"category":"c","confidence":1}', '{"category":"date"}', '{"category":"date","confidence":1.5}', '{"category":"date","confidence":true}']
+    "text",
+    [
+        '{"category":"c","confidence":1}',
+        '{"category":"date"}',
+        '{"category":"date","confidence":1.5}',
+        '{"category":"date","confidence":true}',
+    ],
 )
 def test_labels_that_do_not_count(text: str) -> None:
     """Unknown categories and missing or impossible confidences are no labels."""
@@ -111,7 +147,9 @@ def test_labels_that_do_not_count(text: str) -> None:
 
 
 def test_the_failure_judge_sees_both_runs_and_the_evidence() -> None:
-    """Task, both summaries, the rules' evidence and every category are in the request; a review also sees the first label."""
+    """Task, both summaries, the rules' evidence and every category are in the request; a review also sees the
+    first label.
+    """
     judge = ScriptedPolicy('{"reason":"r","category":"endpoint","confidence":0.9}')
     case = {"task_text": "buy it", "success": "good run\n", "failure": "bad run\n", "evidence": "cue\n"}
     assert asyncio.run(judge_failure(judge, **case)) == ("endpoint", 0.9)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import level_rewards, rewards
 
-from rmsweb import gating as g
+from rmsweb.salvage import gating as g
 
 flags = st.lists(st.booleans(), max_size=60)
 
@@ -22,7 +22,7 @@ def exact_variance(values: list[float]) -> Fraction:
     return sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)
 
 
-# ------------------------------------------------------------------------------------------------------ gates, advantages
+# ------------------------------------------------------------------------------------------ gates, advantages
 
 
 @given(rewards)
@@ -34,7 +34,9 @@ def test_std_is_the_bessel_corrected_one(values: list[float]) -> None:
 
 @given(rewards)
 def test_gate_is_equation_1(values: list[float]) -> None:
-    """k is sigma >= 0.10 and max >= 0.55; an accepted group's advantages are (r - mean) / (sigma + 1e-6), a rejected group's exactly 0."""
+    """k is sigma >= 0.10 and max >= 0.55; an accepted group's advantages are (r - mean) / (sigma + 1e-6), a
+    rejected group's exactly 0.
+    """
     found, std, mean = g.gate(values), g.sample_std(values), sum(values) / len(values)
     assert found.accepted == (std >= 0.10 and max(values) >= 0.55)
     expected = [(value - mean) / (std + 1e-6) for value in values] if found.accepted else [0.0] * len(values)
@@ -59,9 +61,16 @@ def test_gate_does_not_depend_on_order(values: list[float], random: Random) -> N
     assert (a.accepted, a.std, a.mean, a.best) == (b.accepted, b.std, b.mean, b.best)
 
 
-@given(st.floats(0, 1), st.integers(1, 16), st.sampled_from([float, np.float32, np.float64, np.float16]), st.sampled_from([0.0, 0.10]))
+@given(
+    st.floats(0, 1),
+    st.integers(1, 16),
+    st.sampled_from([float, np.float32, np.float64, np.float16]),
+    st.sampled_from([0.0, 0.10]),
+)
 def test_uniform_groups_are_rejected(value: float, size: int, kind: type, min_std: float) -> None:
-    """A group whose rewards are all equal has sigma exactly 0 and is rejected, whatever the value, the float type and the variant."""
+    """A group whose rewards are all equal has sigma exactly 0 and is rejected, whatever the value, the float
+    type and the variant.
+    """
     found = g.gate([kind(value)] * size, min_std=min_std, min_competent=None)
     assert found.std == 0.0
     assert not found.accepted
@@ -90,7 +99,11 @@ def test_thresholds_hold_with_equality() -> None:
 
 
 def test_seven_to_one_passes_and_eight_to_none_does_not() -> None:
-    """App. H: adjacent levels, 7 to 1 among eight, give 0.3 / sqrt(8) = 0.106; 8 to 0 gives 0. Advantages 2.474850401 and -0.353550057."""
+    """App.
+
+    H: adjacent levels, 7 to 1 among eight, give 0.3 / sqrt(8) = 0.106; 8 to 0 gives 0. Advantages 2.474850401
+    and -0.353550057.
+    """
     found = g.gate([0.7] * 7 + [1.0])
     assert found.std == pytest.approx(0.106066017, abs=1e-9)
     assert found.std == pytest.approx(0.3 / math.sqrt(8), abs=1e-12)
@@ -120,14 +133,17 @@ def test_a_single_rollout_is_rejected_and_bad_numbers_are_errors() -> None:
 
 @given(rewards)
 def test_dapo_needs_no_competence(values: list[float]) -> None:
-    """Without the competence gate only sigma decides; with min_std 0 any difference passes. The cell still tells the competence."""
+    """Without the competence gate only sigma decides; with min_std 0 any difference passes.
+
+    The cell still tells the competence.
+    """
     kept, plain = g.gate(values, min_competent=None), g.gate(values, min_std=0.0, min_competent=None)
     assert kept.accepted == (g.sample_std(values) >= 0.10)
     assert plain.accepted == (max(values) > min(values))
     assert kept.is_competent == (max(values) >= 0.55)
 
 
-# ------------------------------------------------------------------------------------------------------ refill, selection
+# ------------------------------------------------------------------------------------------ refill, selection
 
 
 def test_s_of_the_paper() -> None:
@@ -146,8 +162,12 @@ def test_s_in_general(rejected: int, train_batch: int, mini_batch: int) -> None:
 
 
 @given(flags, st.integers(1, 12), st.integers(1, 6), st.booleans())
-def test_every_group_ends_in_one_place(accepted: list[bool], train_batch: int, mini_batch: int, salvage: bool) -> None:
-    """Accepted, dropped and rejected (retained or unused) groups are all generated groups; the first to arrive are kept."""
+def test_every_group_ends_in_one_place(
+    accepted: list[bool], train_batch: int, mini_batch: int, salvage: bool
+) -> None:
+    """Accepted, dropped and rejected (retained or unused) groups are all generated groups; the first to
+    arrive are kept.
+    """
     found = g.select(accepted, train_batch=train_batch, mini_batch=mini_batch, salvage=salvage)
     everything = found.accepted + found.dropped + found.retained + found.unused
     assert sorted(everything) == list(range(len(accepted)))
@@ -155,12 +175,18 @@ def test_every_group_ends_in_one_place(accepted: list[bool], train_batch: int, m
     assert found.retained + found.unused == tuple(place for place, k in enumerate(accepted) if not k)
     assert len(found.accepted) == min(train_batch, sum(accepted))
     rejected = len(accepted) - sum(accepted)
-    assert len(found.retained) == (g.num_retained(rejected, train_batch=train_batch, mini_batch=mini_batch) if salvage else 0)
+    assert len(found.retained) == (
+        g.num_retained(rejected, train_batch=train_batch, mini_batch=mini_batch) if salvage else 0
+    )
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=30), st.integers(1, 20), st.integers(1, 16))
-def test_refill_stops_at_b_accepted_or_at_the_cap(arriving: list[int], train_batch: int, max_batches: int) -> None:
-    """Generation goes on exactly while fewer than B groups are accepted and fewer than the cap's batches were generated."""
+def test_refill_stops_at_b_accepted_or_at_the_cap(
+    arriving: list[int], train_batch: int, max_batches: int
+) -> None:
+    """Generation goes on exactly while fewer than B groups are accepted and fewer than the cap's batches were
+    generated.
+    """
     accepted, batches = 0, 0
     while g.needs_refill(accepted, batches, train_batch=train_batch, max_batches=max_batches):
         assert accepted < train_batch
@@ -172,7 +198,9 @@ def test_refill_stops_at_b_accepted_or_at_the_cap(arriving: list[int], train_bat
 
 @given(flags, st.integers(1, 12), st.integers(1, 6))
 def test_dealing_is_even(accepted: list[bool], train_batch: int, mini_batch: int) -> None:
-    """Mini-batches hold every selected group once, at most M each, as few as possible; sizes and the number of each kind differ by at most 1."""
+    """Mini-batches hold every selected group once, at most M each, as few as possible; sizes and the number
+    of each kind differ by at most 1.
+    """
     found = g.select(accepted, train_batch=train_batch, mini_batch=mini_batch)
     dealt = g.deal(found, mini_batch=mini_batch)
     chosen = found.accepted + found.retained
@@ -203,7 +231,7 @@ def test_short_steps() -> None:
     assert sizes(0, 3) == []
 
 
-# ------------------------------------------------------------------------------------------------------------ statistics
+# ------------------------------------------------------------------------------------------------- statistics
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), level_rewards), max_size=20))
@@ -219,9 +247,14 @@ def test_cells_and_shares_are_counted_by_hand(listed: list[tuple[str, list[float
     shares, number = g.rejection_shares(counts), max(len(listed), 1)
     assert shares["std_rejected_frac"] == sum(no_contrast) / number
     assert shares["competence_rejected_frac"] == sum(incompetent) / number
-    assert shares["competence_rejected_after_std_frac"] == sum(b and not a for a, b in zip(no_contrast, incompetent, strict=True)) / number
+    assert (
+        shares["competence_rejected_after_std_frac"]
+        == sum(b and not a for a, b in zip(no_contrast, incompetent, strict=True)) / number
+    )
     rejected = sum(not found.accepted for _, found in groups)
-    assert (shares["std_rejected_frac"] + shares["competence_rejected_after_std_frac"]) * number == pytest.approx(rejected)
+    assert (
+        shares["std_rejected_frac"] + shares["competence_rejected_after_std_frac"]
+    ) * number == pytest.approx(rejected)
 
 
 def test_reward_statistics() -> None:

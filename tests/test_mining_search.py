@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_world import VERBS, on_page, page, render, run, step, trajectory
 
-from rmsweb.alignment import W_PRIOR, Aligned, Contrast, Run, action_score, category_score, state_score
-from rmsweb.mining import (
+from rmsweb.mining.alignment import W_PRIOR, Aligned, Contrast, Run, action_score, category_score, state_score
+from rmsweb.mining.search import (
     DOMAIN_CAP,
     MIN_CATEGORY,
     MIN_STATE,
@@ -56,11 +56,13 @@ def mined(runs: list[Run], judge: Judge | None = None, **settings: bool) -> Mine
     return asyncio.run(mine(runs, render=render, judge=judge, settings=Settings(**settings)))
 
 
-def aligned(name: str, *, progress: float = 0.0, path: str = "/", memory: str = "", shift: int = 0) -> Aligned:
+def aligned(
+    name: str, *, progress: float = 0.0, path: str = "/", memory: str = "", shift: int = 0
+) -> Aligned:
     return Aligned(step(1, name, path=path, memory=memory, shift=shift), progress)
 
 
-# ------------------------------------------------------------------------------------------------------------- scores
+# ----------------------------------------------------------------------------------------------------- scores
 
 
 def test_weights_and_thresholds_are_the_papers() -> None:
@@ -70,12 +72,16 @@ def test_weights_and_thresholds_are_the_papers() -> None:
 
 
 def test_a_state_is_like_itself_whatever_its_indices() -> None:
-    """S_state is 1 for the same page under other indices and falls with another path, other elements and another progress."""
+    """S_state is 1 for the same page under other indices and falls with another path, other elements and
+    another progress.
+    """
     here = aligned("add")
     assert state_score(here, aligned("add", shift=9)) == pytest.approx(1)
     assert state_score(here, aligned("add", path="/other")) < 1
     assert state_score(here, aligned("add", progress=1.0)) < 1
-    assert state_score(here, Aligned(replace(here.step, observation=page("/", text="something else")), 0.0)) < 1
+    assert (
+        state_score(here, Aligned(replace(here.step, observation=page("/", text="something else")), 0.0)) < 1
+    )
 
 
 def test_memories_count_only_where_both_are_written() -> None:
@@ -86,7 +92,9 @@ def test_memories_count_only_where_both_are_written() -> None:
 
 @given(verbs, verbs)
 def test_action_score_is_bounded_symmetric_and_none_for_equals(a: str, b: str) -> None:
-    """S_action lies in [0, 1], does not depend on the sides, and is None where the compositions are the same or trivial."""
+    """S_action lies in [0, 1], does not depend on the sides, and is None where the compositions are the same
+    or trivial.
+    """
     x, y = aligned(a).moves, aligned(b, shift=3).moves
     score = action_score(x, y)
     assert score == action_score(y, x)
@@ -98,7 +106,9 @@ def test_action_score_is_bounded_symmetric_and_none_for_equals(a: str, b: str) -
 
 
 def test_passive_differences_count_less() -> None:
-    """A click against a selection outweighs a search against a scroll; another type outweighs other parameters."""
+    """A click against a selection outweighs a search against a scroll; another type outweighs other
+    parameters.
+    """
 
     def score(a: str, b: str) -> float:
         return action_score(aligned(a).moves, aligned(b).moves) or 0.0
@@ -119,33 +129,52 @@ def test_shared_evidence_counts_against() -> None:
     success = run("open select add done", True)
     without, shared = run("open add add done", False, name="b"), run("open select blue done", False, name="c")
     item = candidates(Contrast(success, without))[0]
-    assert category_score(Contrast(success, without), item, "constraint", 0.8) > category_score(Contrast(success, shared), item, "constraint", 0.8)
+    assert category_score(Contrast(success, without), item, "constraint", 0.8) > category_score(
+        Contrast(success, shared), item, "constraint", 0.8
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ pairs and search
+# ------------------------------------------------------------------------------------------- pairs and search
 
 
 def test_pairs_need_a_success_and_a_failure() -> None:
     """Undecided runs are in no pair; secondary pairs need a check of the work and can be turned off."""
-    good, bad, unknown = run("open select add done", True), run("open add done", False, name="b"), run("open done", None, name="c")
+    good, bad, unknown = (
+        run("open select add done", True),
+        run("open add done", False, name="b"),
+        run("open done", None, name="c"),
+    )
     long = run("open open select add done", True, name="d")
-    assert [(pair.success.key[0], pair.failure.key[0]) for pair in pairs([unknown, bad, good])] == [("t0.a", "t0.b")]
+    assert [(pair.success.key[0], pair.failure.key[0]) for pair in pairs([unknown, bad, good])] == [
+        ("t0.a", "t0.b")
+    ]
     checked = replace(good, work_checked=True)
     assert [pair.kind for pair in pairs([good, long])] == []
-    assert [(pair.kind, pair.success, pair.failure) for pair in pairs([checked, long])] == [("short-long", checked, long)]
+    assert [(pair.kind, pair.success, pair.failure) for pair in pairs([checked, long])] == [
+        ("short-long", checked, long)
+    ]
     assert not list(pairs([checked, long], secondary=False))
 
 
 def test_the_skipped_decision_is_found() -> None:
     """A run that skips the option parts from the success where the success chooses it, whatever the indices."""
-    result = mined([run("open@/ select@/item add@/item done@/cart", True), run("open@/ add@/item done@/cart", False, name="b", shift=4)])
+    result = mined(
+        [
+            run("open@/ select@/item add@/item done@/cart", True),
+            run("open@/ add@/item done@/cart", False, name="b", shift=4),
+        ]
+    )
     assert [item.audit.success_step for item in result.found] == [2]
-    assert json.loads(result.found[0].state.target_text)["action"] == [{"select_dropdown_option": {"index": 1, "text": "red"}}]
+    assert json.loads(result.found[0].state.target_text)["action"] == [
+        {"select_dropdown_option": {"index": 1, "text": "red"}}
+    ]
     assert result.found[0].audit.failure_actions[0].params == {"index": 6}
 
 
 def test_a_premature_end_is_a_candidate_unless_strict() -> None:
-    """ours: the failing side may be its done; --strict-non-terminal excludes it; the success's done never is one."""
+    """ours: the failing side may be its done; --strict-non-terminal excludes it; the success's done never is
+    one.
+    """
     runs = [run("open add checkout done", True), run("open add done", False, name="b")]
     loose = candidates(Contrast(*runs))
     strict = candidates(Contrast(*runs), strict_non_terminal=True)
@@ -160,7 +189,9 @@ def test_a_step_with_an_error_is_no_target() -> None:
     steps = list(success.trajectory.steps)
     steps[1] = step(2, "select", error="gone")
     broken = Run(replace(success.trajectory, steps=tuple(steps)), True)
-    assert not any(item.success_step == 1 for item in candidates(Contrast(broken, run("open add done", False, name="b"))))
+    assert not any(
+        item.success_step == 1 for item in candidates(Contrast(broken, run("open add done", False, name="b")))
+    )
 
 
 def test_the_later_step_wins_a_tie() -> None:
@@ -175,20 +206,29 @@ def test_the_later_step_wins_a_tie() -> None:
 
 
 def test_targets_cover_every_verb_that_differs() -> None:
-    """Where runs part at a click, a selection, a typing, a navigation, a reading or a search, the target is that verb."""
+    """Where runs part at a click, a selection, a typing, a navigation, a reading or a search, the target is
+    that verb.
+    """
     wanted = {"select", "add", "type", "goto", "read", "checkout", "search"}
     runs = []
     for name in sorted(wanted):
-        runs += [run(f"open {name} done", True, task_id=name), run("open scroll done", False, task_id=name, name="b")]
+        runs += [
+            run(f"open {name} done", True, task_id=name),
+            run("open scroll done", False, task_id=name, name="b"),
+        ]
     result = mined(runs, labels(("interaction", 0.9)))
-    assert {item.state.task_id: item.audit.success_actions[0].name for item in result.found} == {name: VERBS[name][0] for name in wanted}
+    assert {item.state.task_id: item.audit.success_actions[0].name for item in result.found} == {
+        name: VERBS[name][0] for name in wanted
+    }
     clicks = [item.state.target_text for item in result.found if item.state.task_id in ("add", "checkout")]
     assert len(set(clicks)) == 2  # two buttons are not the same move
 
 
 @pytest.mark.parametrize("kept", ["picture", "sample"])
 def test_gates_need_a_picture_and_a_sample(kept: str) -> None:
-    """Without a picture on either branch, or where the target's element is not in the prompt, there is no state, and the reason is counted."""
+    """Without a picture on either branch, or where the target's element is not in the prompt, there is no
+    state, and the reason is counted.
+    """
     runs = [run("open select add done", True), run("open add done", False, name="b")]
     if kept == "sample":
         runs = [Run(_without_pictures(item), item.success) for item in runs]
@@ -207,7 +247,7 @@ def _without_pictures(item: Run):  # type: ignore[no-untyped-def]
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------- labels
+# ----------------------------------------------------------------------------------------------------- labels
 
 
 @pytest.mark.parametrize(
@@ -240,17 +280,25 @@ def test_the_judge_sees_the_last_steps_by_element() -> None:
     assert "Ended: done" in seen
 
 
-# -------------------------------------------------------------------------------------------------------- whole corpora
+# ---------------------------------------------------------------------------------------------- whole corpora
 
 
-@given(st.lists(st.tuples(walks, st.booleans(), st.sampled_from(["t0", "t1"])), min_size=2, max_size=7), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.tuples(walks, st.booleans(), st.sampled_from(["t0", "t1"])), min_size=2, max_size=7),
+    st.randoms(use_true_random=False),
+)
 def test_the_order_of_the_pool_does_not_matter(rows: list[tuple[str, bool, str]], random: object) -> None:
     """A permuted pool, with runs that stand in it twice, gives the same states, audit rows and counts."""
-    runs = [run(names, success, task_id=task, name=f"n{number}") for number, (names, success, task) in enumerate(rows)]
+    runs = [
+        run(names, success, task_id=task, name=f"n{number}")
+        for number, (names, success, task) in enumerate(rows)
+    ]
     shuffled = [*runs, runs[0]]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     one, two = mined(runs), mined(shuffled)
-    assert [(dumps(item.state), dumps(item.audit)) for item in one.found] == [(dumps(item.state), dumps(item.audit)) for item in two.found]
+    assert [(dumps(item.state), dumps(item.audit)) for item in one.found] == [
+        (dumps(item.state), dumps(item.audit)) for item in two.found
+    ]
     assert report(one) == report(two)
 
 
@@ -260,12 +308,16 @@ def test_every_state_passes_all_thresholds(good: str, bad: str) -> None:
     for item in mined([run(good, True), run(bad, False, name="b")]).found:
         scores = item.state.scores
         assert min(scores.state - MIN_STATE, scores.total - MIN_TOTAL, scores.category - MIN_CATEGORY) >= 0
-        assert scores.total == pytest.approx(0.5 * scores.state + 0.25 * scores.action + 0.25 * scores.category, abs=1e-5)
+        assert scores.total == pytest.approx(
+            0.5 * scores.state + 0.25 * scores.action + 0.25 * scores.category, abs=1e-5
+        )
         assert max(scores.state, scores.action, scores.category) <= 1
 
 
 def test_only_the_success_side_enters_rl() -> None:
-    """No word of the failing branch stands in the mined state: not its page, answer, memory, result, task arguments, id or picture."""
+    """No word of the failing branch stands in the mined state: not its page, answer, memory, result, task
+    arguments, id or picture.
+    """
     evil = "ZZQ-evil-7"
     success, failure = run("open select add done", True), trajectory("open add done", name=evil)
     steps = tuple(
@@ -276,7 +328,9 @@ def test_only_the_success_side_enters_rl() -> None:
                 url=f"{old.observation.url}?{evil}",
                 title=evil,
                 dialogs=(evil,),
-                screenshot=replace(old.observation.screenshot, path=f"screenshots/{evil}.jpg") if old.observation.screenshot else None,
+                screenshot=replace(old.observation.screenshot, path=f"screenshots/{evil}.jpg")
+                if old.observation.screenshot
+                else None,
             ),
             response_text=evil,
             output=replace(old.output, memory=evil, next_goal=evil, thinking=evil) if old.output else None,
@@ -294,7 +348,11 @@ def test_only_the_success_side_enters_rl() -> None:
 
 def test_one_state_a_task_or_one_a_pair() -> None:
     """By default the best state of a task is kept; with per_pair each pair may give one, the same state once."""
-    runs = [run("open select add done", True), run("open add done", False, name="b"), run("open select checkout done", False, name="c")]
+    runs = [
+        run("open select add done", True),
+        run("open add done", False, name="b"),
+        run("open select checkout done", False, name="c"),
+    ]
     assert len(mined(runs).found) == 1
     assert len(mined(runs, per_pair=True).found) == 2
     twin = run("open add done", False, name="d")
@@ -303,7 +361,11 @@ def test_one_state_a_task_or_one_a_pair() -> None:
 
 def test_runtime_failures_need_a_sign_and_a_sure_label() -> None:
     """The stricter gate of runtime failures: a high confidence and a broken run."""
-    good, broken, clean = run("open select add done", True), run("open junk add scroll", False, name="b"), run("open add done", False, name="c")
+    good, broken, clean = (
+        run("open select add done", True),
+        run("open junk add scroll", False, name="b"),
+        run("open add done", False, name="c"),
+    )
     assert not mined([good, clean], labels(("runtime", 0.95))).found
     assert not mined([good, broken], labels(("runtime", 0.75))).found
     assert mined([good, broken], labels(("runtime", 0.95))).found
@@ -313,38 +375,74 @@ def corpus(rows: list[tuple[str, str, float]]) -> list[Found]:
     """States with these hosts, categories and scores."""
     base = mined([run("open select add done", True), run("open add done", False, name="b")]).found[0]
     return [
-        replace(base, state=replace(base.state, state_id=f"{n:04}", host=host, category=category, scores=Scores(state=1, action=1, category=1, total=total)))
+        replace(
+            base,
+            state=replace(
+                base.state,
+                state_id=f"{n:04}",
+                host=host,
+                category=category,
+                scores=Scores(state=1, action=1, category=1, total=total),
+            ),
+        )
         for n, (host, category, total) in enumerate(rows)
     ]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["date", "controls", "obstruction"]), st.floats(0.62, 1)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcdef"),
+            st.sampled_from(["date", "controls", "obstruction"]),
+            st.floats(0.62, 1),
+        ),
+        max_size=40,
+    )
+)
 def test_caps_hold_or_are_reported(rows: list[tuple[str, str, float]]) -> None:
-    """After capping no host has more than 30 % and obstructions at most 10 % of what is left, unless the cap is reported as not binding."""
+    """After capping no host has more than 30 % and obstructions at most 10 % of what is left, unless the cap
+    is reported as not binding.
+    """
     result = Mined(found=corpus(rows))
     cap_corpus(result)
     sizes = Counter(item.state.host for item in result.found)
     if result.caps["domain"] == "holds":
         assert max(sizes.values(), default=0) <= 0.30 * len(result.found) + 1e-9
     if result.caps["obstruction"] == "holds":
-        assert sum(item.state.category == "obstruction" for item in result.found) <= 0.10 * len(result.found) + 1e-9
+        assert (
+            sum(item.state.category == "obstruction" for item in result.found)
+            <= 0.10 * len(result.found) + 1e-9
+        )
     assert len(result.found) + sum(result.rejected.values()) == len(rows)
     assert len(result.found) >= 0.25 * len(rows)
 
 
 def test_a_cap_drops_the_lowest_of_the_largest_category() -> None:
-    """Of the host that is over, the most frequent category loses its lowest score first; three hosts are too few for the cap."""
-    rows = [("a", "date", 0.7), ("a", "date", 0.9), ("a", "controls", 0.63), ("a", "date", 0.8)] + [(host, "date", 0.9) for host in "bcdbcd"]
+    """Of the host that is over, the most frequent category loses its lowest score first; three hosts are too
+    few for the cap.
+    """
+    rows = [("a", "date", 0.7), ("a", "date", 0.9), ("a", "controls", 0.63), ("a", "date", 0.8)] + [
+        (host, "date", 0.9) for host in "bcdbcd"
+    ]
     kept = apply_cap(corpus(rows), lambda item: item.state.host, 0.30)
     assert kept is not None
-    assert [item.state.scores.total for item in kept if item.state.host == "a"] == [0.63, 0.9] or len(kept) < 9
+    assert [item.state.scores.total for item in kept if item.state.host == "a"] == [0.63, 0.9] or len(
+        kept
+    ) < 9
     assert not any(item.state.host == "a" and item.state.scores.total == 0.7 for item in kept)
-    assert apply_cap(corpus([(host, "date", 0.9) for host in "abcabc"]), lambda item: item.state.host, 0.30) is None
+    assert (
+        apply_cap(corpus([(host, "date", 0.9) for host in "abcabc"]), lambda item: item.state.host, 0.30)
+        is None
+    )
 
 
 def test_the_report_counts_everything_once() -> None:
     """Every pair is either a state or a counted rejection; histograms count the states."""
-    runs = [run("open select add done", True), run("open add done", False, name="b"), run("open select add done", False, name="c")]
+    runs = [
+        run("open select add done", True),
+        run("open add done", False, name="b"),
+        run("open select add done", False, name="c"),
+    ]
     counts = report(mined(runs))
     assert counts["pairs"] == counts["states"] + sum(counts["rejected"].values())
     assert all(sum(bins) == counts["states"] for bins in counts["score_histograms"].values())

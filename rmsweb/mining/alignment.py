@@ -1,9 +1,11 @@
-"""Alignment: how alike two states of two runs are, how different the next actions, and what their surroundings show of a failure mode.
+"""Alignment: how alike two states of two runs are, how different the next actions, and what their
+surroundings show of a failure mode.
 
-Purpose: the three scores of App. K, each in [0, 1], over a pair of runs of one task. Elements are compared across branches by
-(tag, text), never by index.
+Purpose: the three scores of App. K, each in [0, 1], over a pair of runs of one task. Elements are compared
+across branches by (tag, text), never by index.
 
-ours: every weight below is a named constant; the paper gives the ingredients of the three scores and no numbers for them.
+ours: every weight below is a named constant; the paper gives the ingredients of the three scores and no
+numbers for them.
 """
 
 from collections import Counter
@@ -14,15 +16,18 @@ from pathlib import Path
 from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
-from rmsweb.compare import compare_urls, host_of, jaccard, text_similarity, texts_similar
+from rmsweb.mining.taxonomy import Features, Move, closing, features, moves_of, violations
 from rmsweb.records import Step, Trajectory, dumps, sha256_text
-from rmsweb.taxonomy import Features, Move, closing, features, moves_of, violations
+from rmsweb.similarity import compare_urls, host_of, jaccard, text_similarity, texts_similar
 
 RADIUS = 2  # App. K: steps on each side of a candidate that are searched for evidence
 
 # S_state, ours. The weight of the memories falls away where an agent writes none.
 W_URL, W_DOM, W_MEMORY, W_PROGRESS = 0.35, 0.35, 0.15, 0.15
-SAME_PATH, SAME_HOST = 0.8, 0.3  # URL scores where only the query differs, and where only the host is the same
+SAME_PATH, SAME_HOST = (
+    0.8,
+    0.3,
+)  # URL scores where only the query differs, and where only the host is the same
 # S_action, ours.
 W_CONTRAST, W_CHANGE, LOW_INFORMATION = 0.6, 0.4, 0.3
 OTHER_TYPE, OTHER_PARAMETERS = 1.0, 0.7
@@ -32,7 +37,10 @@ W_CLOSING, W_VIOLATION, W_PRIOR, W_SHARED = 0.40, 0.30, 0.30, 0.40
 
 @dataclass(frozen=True)
 class Run:
-    """One trajectory of the pool. `success` is None where no judge could tell; `folder` is where its pictures lie."""
+    """One trajectory of the pool.
+
+    `success` is None where no judge could tell; `folder` is where its pictures lie.
+    """
 
     trajectory: Trajectory
     success: bool | None
@@ -79,7 +87,9 @@ class Aligned:
 
     @property
     def is_progress(self) -> bool:
-        """A valid step with an action that changes the browser or reads from it, and none that failed or finished."""
+        """A valid step with an action that changes the browser or reads from it, and none that failed or
+        finished.
+        """
         clean = not self.step.parse_failure and not any(result.error for result in self.step.results)
         return clean and not self.is_done and any(ACTIONS[move.verb].changes_state for move in self.moves)
 
@@ -108,7 +118,7 @@ class Candidate:
     action: float
 
 
-# ------------------------------------------------------------------------------------------------------------- scores
+# ----------------------------------------------------------------------------------------------------- scores
 
 
 @lru_cache(maxsize=65_536)
@@ -121,7 +131,9 @@ def url_score(a: str, b: str) -> float:
 
 
 def state_score(a: Aligned, b: Aligned) -> float:
-    """S_state in [0, 1]: URL, overlap of the visible (tag, text) pairs, similarity of the memories, nearness of the progress."""
+    """S_state in [0, 1]: URL, overlap of the visible (tag, text) pairs, similarity of the memories, nearness
+    of the progress.
+    """
     x, y = a.step.observation, b.step.observation
     parts = [(W_URL, url_score(x.url, y.url)), (W_DOM, jaccard(a.visible.elements(), b.visible.elements()))]
     parts.append((W_PROGRESS, 1 - abs(a.progress - b.progress)))
@@ -134,11 +146,17 @@ def _differs(a: Move, b: Move) -> bool:
     """Whether two moves of the same verb differ materially: another element, or another value."""
     if (a.tag, a.label) != (b.tag, b.label):
         return True
-    return compare_urls(a.value, b.value) not in ("same", "query differs") if a.verb == "go_to_url" else not texts_similar(a.value, b.value)
+    return (
+        compare_urls(a.value, b.value) not in ("same", "query differs")
+        if a.verb == "go_to_url"
+        else not texts_similar(a.value, b.value)
+    )
 
 
 def action_score(a: Sequence[Move], b: Sequence[Move]) -> float | None:
-    """S_action in [0, 1]; None where the two compositions are the same or the pair is trivial (only searches, or only wait, scroll and go_back)."""
+    """S_action in [0, 1]; None where the two compositions are the same or the pair is trivial (only searches,
+    or only wait, scroll and go_back).
+    """
     verbs = {move.verb for move in (*a, *b)}
     if not a or not b or verbs == {"search_engine"} or all(ACTIONS[verb].passive for verb in verbs):
         return None
@@ -148,7 +166,11 @@ def action_score(a: Sequence[Move], b: Sequence[Move]) -> float | None:
     difference = (Counter(a) - Counter(b)) + (Counter(b) - Counter(a))
     low = all(ACTIONS[move.verb].passive or move.verb == "search_engine" for move in difference)
     changes = any(ACTIONS[verb].changes_state for verb in verbs)
-    score = W_CONTRAST * (OTHER_TYPE if other_type else OTHER_PARAMETERS) + W_CHANGE * changes - LOW_INFORMATION * low
+    score = (
+        W_CONTRAST * (OTHER_TYPE if other_type else OTHER_PARAMETERS)
+        + W_CHANGE * changes
+        - LOW_INFORMATION * low
+    )
     return min(1.0, max(0.0, score))
 
 
@@ -157,11 +179,18 @@ def _window(run: Run, position: int) -> list[Step]:
 
 
 def category_score(pair: Contrast, candidate: Candidate, category: str, confidence: float) -> float:
-    """S_category in [0, 1]: closing behaviour near the success, the violation near the failure, less what the failing branch shows too."""
+    """S_category in [0, 1]: closing behaviour near the success, the violation near the failure, less what the
+    failing branch shows too.
+    """
     task = pair.success.trajectory.task.text
     won, lost = _window(pair.success, candidate.success_step), _window(pair.failure, candidate.failure_step)
     wanted, there = closing(category, won, task), closing(category, lost, task)
     has_end = candidate.failure_step + RADIUS >= len(pair.failure.steps) - 1
     violated = violations(category, lost, wanted, ended=pair.failure.trajectory.ended, has_end=has_end)
     shared = len(wanted & there) / len(wanted) if wanted else 0.0
-    return min(1.0, max(0.0, W_CLOSING * bool(wanted) + W_VIOLATION * violated + W_PRIOR * confidence - W_SHARED * shared))
+    return min(
+        1.0,
+        max(
+            0.0, W_CLOSING * bool(wanted) + W_VIOLATION * violated + W_PRIOR * confidence - W_SHARED * shared
+        ),
+    )

@@ -1,10 +1,13 @@
-"""Results out of run folders: outcomes, figures of an evaluation, what its failures are, and which runs turned.
+"""Results out of run folders: outcomes, figures of an evaluation, what its failures are, and which runs
+turned.
 
-Purpose: the figures of Tables 1-3 from what the scripts wrote, for the report and the study; nothing here renders. A folder's role is
-known by what lies in it: evaluations and collections by their trajectories, trainings by their metrics.
+Purpose: the figures of Tables 1-3 from what the scripts wrote, for the report and the study; nothing here
+renders. A folder's role is known by what lies in it: evaluations and collections by their trajectories,
+trainings by their metrics.
 
-ours: a failed run is labelled by the rules of the miner against the shortest success of its task in any of the folders; a task that no
-run solved has no label ("unsolved"). ours: the share of unusable answers counts turns, so that a gain in format is not taken for one in decisions.
+ours: a failed run is labelled by the rules of the miner against the shortest success of its task in any of
+the folders; a task that no run solved has no label ("unsolved"). ours: the share of unusable answers counts
+turns, so that a gain in format is not taken for one in decisions.
 """
 
 import json
@@ -15,9 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rmsweb.mining.taxonomy import features, rule_label
 from rmsweb.records import Judgement, RecordError, Trajectory, is_success, read_records
 from rmsweb.stats import pass_at_1_estimate, pass_at_k
-from rmsweb.taxonomy import features, rule_label
 
 K = 3  # App. A: three runs a task
 UNSOLVED = "unsolved"
@@ -30,7 +33,9 @@ class Folder:
     path: Path
 
     def json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder, empty where there is none; RecordError naming the file where it is not JSON."""
+        """A JSON file of the folder, empty where there is none; RecordError naming the file where it is not
+        JSON.
+        """
         file = self.path / name
         if not file.exists():
             return {}
@@ -58,7 +63,10 @@ class Folder:
     def trajectories(self) -> list[Trajectory]:
         """All trajectories of all ranks, by id."""
         files = sorted(self.path.glob("trajectories.rank*.jsonl"))
-        return sorted((found for file in files for found in read_records(file, Trajectory)), key=lambda found: found.trajectory_id)
+        return sorted(
+            (found for file in files for found in read_records(file, Trajectory)),
+            key=lambda found: found.trajectory_id,
+        )
 
     @cached_property
     def judgements(self) -> dict[str, Judgement]:
@@ -83,17 +91,35 @@ class Folder:
         """evaluation, pool, collection, mined, rl, sft or empty."""
         if self.trajectories:
             first = self.trajectories[0]
-            return "collection" if first.source.script == "collect" else "evaluation" if first.task.split == "held-out" else "pool"
+            return (
+                "collection"
+                if first.source.script == "collect"
+                else "evaluation"
+                if first.task.split == "held-out"
+                else "pool"
+            )
         if (self.path / "mined.jsonl").exists():
             return "mined"
-        return "rl" if any("std_rejected_frac" in line for line in self.metrics) else "sft" if self.metrics else ""
+        return (
+            "rl"
+            if any("std_rejected_frac" in line for line in self.metrics)
+            else "sft"
+            if self.metrics
+            else ""
+        )
 
     @cached_property
     def scripted(self) -> set[str]:
         """Scripted roles that this folder's run used."""
         config = self.json("config.json")
-        used = {str(value) for name, value in config.items() if name.endswith("_model") and (name != "judge_model" or config.get("judge_url"))}
-        used |= {found.source.policy for found in self.trajectories[:1]} | {found.model for found in self.judgements.values()}
+        used = {
+            str(value)
+            for name, value in config.items()
+            if name.endswith("_model") and (name != "judge_model" or config.get("judge_url"))
+        }
+        used |= {found.source.policy for found in self.trajectories[:1]} | {
+            found.model for found in self.judgements.values()
+        }
         return {name for name in used if name.startswith("scripted-")}
 
 
@@ -135,10 +161,18 @@ def failure_modes(folder: Folder, pool: Iterable[Folder]) -> Counter[str]:
     return modes
 
 
-def turned(before: Folder, after: Folder) -> tuple[list[tuple[Trajectory, Trajectory]], list[tuple[Trajectory, Trajectory]]]:
-    """Runs (same task, same number) that failed before and succeeded after, and those that turned the other way."""
+def turned(
+    before: Folder, after: Folder
+) -> tuple[list[tuple[Trajectory, Trajectory]], list[tuple[Trajectory, Trajectory]]]:
+    """Runs (same task, same number) that failed before and succeeded after, and those that turned the other
+    way.
+    """
     first = {(found.task.task_id, found.source.run): found for found in before.trajectories}
-    pairs = [(first[key], found) for found in after.trajectories if (key := (found.task.task_id, found.source.run)) in first]
+    pairs = [
+        (first[key], found)
+        for found in after.trajectories
+        if (key := (found.task.task_id, found.source.run)) in first
+    ]
     changed = [(a, b, after.success(b)) for a, b in pairs if before.success(a) != after.success(b)]
     won, lost = ([(a, b) for a, b, good in changed if good is wanted] for wanted in (True, False))
     return won, lost

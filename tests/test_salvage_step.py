@@ -16,7 +16,11 @@ from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
 from rmsweb.engine.packing import Group, make_pack
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.engine.rl import (
+from rmsweb.engine.sampler import sample
+from rmsweb.engine.training import Optimizer
+from rmsweb.records import Image, Message, derive_seed
+from rmsweb.salvage.objective import ObjectiveConfig
+from rmsweb.salvage.step import (
     Prompts,
     StepConfig,
     drawn_states,
@@ -30,13 +34,11 @@ from rmsweb.engine.rl import (
     training_answers,
     update,
 )
-from rmsweb.engine.sampler import sample
-from rmsweb.engine.training import Optimizer
-from rmsweb.objective import ObjectiveConfig
-from rmsweb.records import Image, Message, derive_seed
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-SMALL = StepConfig(train_batch=4, mini_batch=2, num_rollouts=4, max_generation_batches=3, response_budget=40, seed=0)
+SMALL = StepConfig(
+    train_batch=4, mini_batch=2, num_rollouts=4, max_generation_batches=3, response_budget=40, seed=0
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def weights(policy):
     return [parameter.detach().clone() for parameter in policy.adapters]
 
 
-# ------------------------------------------------------------------------------------------------------- states, stream
+# --------------------------------------------------------------------------------------------- states, stream
 
 
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 30), st.integers(0, 30))
@@ -110,7 +112,9 @@ def test_states_that_cannot_be_trained_on_say_why(wavering):
 
 
 def test_a_state_holds_the_target_and_its_action_span(wavering):
-    """Target tokens end with end-of-turn, the mask covers the tokens of the action list and not end-of-turn, an ordinary state has no category."""
+    """Target tokens end with end-of-turn, the mask covers the tokens of the action list and not end-of-turn,
+    an ordinary state has no category.
+    """
     state = states_of(wavering, [mined(3)])[0]
     assert int(state.target_ids[-1]) == wavering.end_id
     assert not state.target_mask[-1]
@@ -121,13 +125,17 @@ def test_a_state_holds_the_target_and_its_action_span(wavering):
     assert states_of(wavering, [ordinary(3)])[0].category == "ordinary"
 
 
-# --------------------------------------------------------------------------------------------------------------- a step
+# ----------------------------------------------------------------------------------------------------- a step
 
 
 def test_groups_are_drawn_scored_and_gated(policy):
-    """Generation stops at B accepted groups; rollouts come from (seed, step, draw, rollout) alone, whatever was drawn before."""
+    """Generation stops at B accepted groups; rollouts come from (seed, step, draw, rollout) alone, whatever
+    was drawn before.
+    """
     states = right_states(policy)
-    groups = generate(policy, ALONE, states, Prompts(policy), SMALL, step=3, position=5, report=lambda text: None)
+    groups = generate(
+        policy, ALONE, states, Prompts(policy), SMALL, step=3, position=5, report=lambda text: None
+    )
     assert len(groups) % SMALL.train_batch == 0
     assert sum(group.gate.accepted for group in groups) >= SMALL.train_batch
     assert sum(group.gate.accepted for group in groups[: -SMALL.train_batch]) < SMALL.train_batch
@@ -138,7 +146,11 @@ def test_groups_are_drawn_scored_and_gated(policy):
         seeds = [derive_seed(SMALL.seed, 3, draw, rollout) for rollout in range(4)]
         alone = sample(policy, [prompt], n=4, max_new_tokens=40, seeds=seeds)[0]
         assert [rollout.text for rollout in alone] == [rollout.text for rollout in group.rollouts]
-        assert all(reward.value == 1.0 for reward, rollout in zip(group.rewards, group.rollouts, strict=True) if rollout.text == group.state.sample.target_text)
+        assert all(
+            reward.value == 1.0
+            for reward, rollout in zip(group.rewards, group.rollouts, strict=True)
+            if rollout.text == group.state.sample.target_text
+        )
 
 
 def test_the_number_of_ranks_changes_no_sample(policy):
@@ -153,10 +165,21 @@ def test_the_number_of_ranks_changes_no_sample(policy):
             return [whole[0], value]
 
     whole, own = [], []
-    groups = generate(policy, ALONE, states, Prompts(policy), config, step=1, position=2, report=lambda text: None)
+    groups = generate(
+        policy, ALONE, states, Prompts(policy), config, step=1, position=2, report=lambda text: None
+    )
     whole.append({number: list(group.rollouts) for number, group in enumerate(groups)})
     for rank in range(3):
-        generate(policy, Share(rank, 3, torch.device("cpu")), states, Prompts(policy), config, step=1, position=2, report=lambda text: None)
+        generate(
+            policy,
+            Share(rank, 3, torch.device("cpu")),
+            states,
+            Prompts(policy),
+            config,
+            step=1,
+            position=2,
+            report=lambda text: None,
+        )
     together = {number: rollouts for part in own for number, rollouts in part.items()}
     assert sorted(together) == list(range(len(groups)))
     for number, rollouts in together.items():
@@ -164,18 +187,35 @@ def test_the_number_of_ranks_changes_no_sample(policy):
 
 
 def test_the_next_refill_is_encoded_meanwhile(policy, monkeypatch):
-    """While the model samples, the prompts of the coming refill are announced; each is encoded once, and a broken one is an error where it is needed."""
+    """While the model samples, the prompts of the coming refill are announced; each is encoded once, and a
+    broken one is an error where it is needed.
+    """
     states = right_states(policy)
     prompts, encoded = Prompts(policy), []
-    monkeypatch.setattr(policy, "encode_prompt", lambda messages, root: encoded.append(messages) or PolicyModel.encode_prompt(policy, messages, root))
-    generate(policy, ALONE, states, prompts, dataclasses.replace(SMALL, max_generation_batches=1), step=0, position=0, report=lambda text: None)
+    monkeypatch.setattr(
+        policy,
+        "encode_prompt",
+        lambda messages, root: encoded.append(messages) or PolicyModel.encode_prompt(policy, messages, root),
+    )
+    generate(
+        policy,
+        ALONE,
+        states,
+        prompts,
+        dataclasses.replace(SMALL, max_generation_batches=1),
+        step=0,
+        position=0,
+        report=lambda text: None,
+    )
     for place in drawn_states(len(states), SMALL.seed, 0, 2 * SMALL.train_batch):
         expected = PolicyModel.encode_prompt(policy, states[place].sample.messages, Path())
         assert torch.equal(prompts(states[place]).ids, expected.ids)
     drawn = set(drawn_states(len(states), SMALL.seed, 0, 2 * SMALL.train_batch))
     assert len(encoded) == len(drawn)
     picture = Message(role="user", parts=(Image(path="gone.png", sha256="", width=8, height=8),))
-    broken = dataclasses.replace(states[0], sample=dataclasses.replace(states[0].sample, sample_id="broken", messages=(picture,)))
+    broken = dataclasses.replace(
+        states[0], sample=dataclasses.replace(states[0].sample, sample_id="broken", messages=(picture,))
+    )
     prompts.announce([broken])
     with pytest.raises(FileNotFoundError):
         prompts(broken)
@@ -183,7 +223,9 @@ def test_the_next_refill_is_encoded_meanwhile(policy, monkeypatch):
 
 def separate_logprobs(policy, state, ids):
     """Log-probs of one answer, alone behind its prompt."""
-    return policy.response_logprobs(make_pack([Group(policy.encode_prompt(state.sample.messages, Path()), (ids,))]))
+    return policy.response_logprobs(
+        make_pack([Group(policy.encode_prompt(state.sample.messages, Path()), (ids,))])
+    )
 
 
 @pytest.mark.parametrize("kind", ["accepted", "rejected"])
@@ -191,7 +233,9 @@ def test_update_equals_the_sum_over_separate_sequences(policy, kind):
     """The gradient of one mini-batch on packed groups is that of Eq. 3 computed sequence by sequence."""
     states = right_states(policy) if kind == "accepted" else wrong_states(policy)
     config = dataclasses.replace(SMALL, objective=ObjectiveConfig(kl_weight=0.5), train_batch=6)
-    groups = generate(policy, ALONE, states, Prompts(policy), config, step=0, position=0, report=lambda text: None)
+    groups = generate(
+        policy, ALONE, states, Prompts(policy), config, step=0, position=0, report=lambda text: None
+    )
     groups = [group for group in groups if group.gate.accepted == (kind == "accepted")][:3]
     assert len(groups) == 3
     optimizer = optimizer_of(policy)
@@ -203,20 +247,38 @@ def test_update_equals_the_sum_over_separate_sequences(policy, kind):
     old = log_probs(policy, ALONE, rollouts, Prompts(policy), config)
     loss = torch.zeros(())
     for group, before, ref in zip(groups, old, reference, strict=True):
-        for rollout, advantage, own, other in zip(group.rollouts, group.gate.advantages, before, ref, strict=True):
+        for rollout, advantage, own, other in zip(
+            group.rollouts, group.gate.advantages, before, ref, strict=True
+        ):
             new = separate_logprobs(policy, group.state, rollout.ids)
             torch.testing.assert_close(new, own, rtol=1e-4, atol=1e-4)
             d = other - new
-            loss = loss + (-(torch.exp(new - own) * advantage) + 0.5 * (torch.exp(d) - d - 1)).mean() / (4 * 2)  # n = 4, M = 2
+            loss = loss + (-(torch.exp(new - own) * advantage) + 0.5 * (torch.exp(d) - d - 1)).mean() / (
+                4 * 2
+            )  # n = 4, M = 2
         if kind == "rejected":
-            loss = loss - 0.1 * separate_logprobs(policy, group.state, group.state.target_ids)[group.state.target_mask].mean() / 2
+            loss = (
+                loss
+                - 0.1
+                * separate_logprobs(policy, group.state, group.state.target_ids)[
+                    group.state.target_mask
+                ].mean()
+                / 2
+            )
     expected = torch.autograd.grad(loss, policy.adapters)
     found = []
-    optimizer.adam.register_step_pre_hook(lambda *_: found.extend(parameter.grad.clone() for parameter in policy.adapters))
+    optimizer.adam.register_step_pre_hook(
+        lambda *_: found.extend(parameter.grad.clone() for parameter in policy.adapters)
+    )
     optimizer.clip = math.inf
-    batch = [training_answers(group, before, ref) for group, before, ref in zip(groups, old, reference, strict=True)]
+    batch = [
+        training_answers(group, before, ref)
+        for group, before, ref in zip(groups, old, reference, strict=True)
+    ]
     sums, norm = update(policy, ALONE, batch, Prompts(policy), optimizer, config)
-    assert norm == pytest.approx(math.sqrt(sum(float(gradient.square().sum()) for gradient in expected)), rel=1e-4)
+    assert norm == pytest.approx(
+        math.sqrt(sum(float(gradient.square().sum()) for gradient in expected)), rel=1e-4
+    )
     assert sums["loss"] == pytest.approx(float(loss.detach()), rel=1e-4, abs=1e-6)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
@@ -230,7 +292,15 @@ def test_packing_changes_nothing(wavering):
         torch.manual_seed(0)
         policy.adapters = add_lora(policy.model, rank=8, alpha=16, scope="attn")
         optimizer = optimizer_of(policy, lr=1e-4)
-        values, _ = rl_step(policy, ALONE, right_states(policy), optimizer, dataclasses.replace(SMALL, token_budget=budget), step=0, position=0)
+        values, _ = rl_step(
+            policy,
+            ALONE,
+            right_states(policy),
+            optimizer,
+            dataclasses.replace(SMALL, token_budget=budget),
+            step=0,
+            position=0,
+        )
         results.append((values, weights(policy)))
     (one, a), (many, b) = results
     for name in ("loss", "kl", "gap", "rollout_log_ppl", "grad_norm"):
@@ -239,9 +309,13 @@ def test_packing_changes_nothing(wavering):
 
 
 def test_statistics_of_a_step(policy):
-    """Counts add up, the sampler agrees with the trainer, and before any update the policy is its own reference."""
+    """Counts add up, the sampler agrees with the trainer, and before any update the policy is its own
+    reference.
+    """
     config = dataclasses.replace(SMALL, train_batch=6, mini_batch=6)
-    values, position = rl_step(policy, ALONE, right_states(policy), optimizer_of(policy), config, step=0, position=0)
+    values, position = rl_step(
+        policy, ALONE, right_states(policy), optimizer_of(policy), config, step=0, position=0
+    )
     assert values["accepted"] + values["dropped"] + values["rejected"] == values["generated"] == position
     assert sum(sum(row.values()) for row in values["cells"].values()) == values["generated"]
     assert set(values["cells"]) <= set(CATEGORIES)
@@ -269,7 +343,9 @@ def test_accepted_groups_raise_the_right_action(policy):
 
 
 def test_salvage_alone_teaches_a_state_without_competent_rollouts(policy):
-    """With nothing accepted the step trains on S rejected groups; the target's action becomes likelier, also behind the policy's own reasoning."""
+    """With nothing accepted the step trains on S rejected groups; the target's action becomes likelier, also
+    behind the policy's own reasoning.
+    """
     states, optimizer, position = wrong_states(policy), optimizer_of(policy, 1e-2), 0
     own = []
     for step in range(6):
@@ -282,7 +358,9 @@ def test_salvage_alone_teaches_a_state_without_competent_rollouts(policy):
 
 
 def test_without_anchor_only_the_brake_is_left(policy):
-    """Salvage weight 0 keeps the same groups and the KL; before the first update its gradient is 0, so nothing moves."""
+    """Salvage weight 0 keeps the same groups and the KL; before the first update its gradient is 0, so
+    nothing moves.
+    """
     before = weights(policy)
     config = dataclasses.replace(SMALL, mini_batch=4, objective=ObjectiveConfig(salvage_weight=0.0))
     optimizer = Optimizer(policy.adapters, ALONE, lambda step: 1e-2, weight_decay=0.0)
@@ -297,15 +375,25 @@ def test_a_step_with_nothing_to_train_on_is_skipped(policy):
     """With no group accepted and fewer than M rejected, no weight changes; the prompts count as drawn."""
     before = weights(policy)
     config = dataclasses.replace(SMALL, train_batch=2, mini_batch=16, max_generation_batches=2)
-    values, position = rl_step(policy, ALONE, wrong_states(policy), optimizer_of(policy), config, step=0, position=0)
+    values, position = rl_step(
+        policy, ALONE, wrong_states(policy), optimizer_of(policy), config, step=0, position=0
+    )
     assert (values["updates"], values["accepted"], values["retained"], position) == (0, 0, 0, 4)
     assert all(torch.equal(a, b) for a, b in zip(before, weights(policy), strict=True))
 
 
 def test_dapo_needs_no_competence_and_retains_nothing(policy):
     """DAPO trains on contrast alone and keeps no rejected group."""
-    half = json.dumps({"action": [{"click_element_by_index": {"index": 8}}]})  # never given: 0.3 for any click, 0 for a broken answer
-    states = states_of(policy, [dataclasses.replace(mined(index, target=half), prompt_indices=(1, 2, 3, 4, 5, 6, 8)) for index in INDICES])
+    half = json.dumps(
+        {"action": [{"click_element_by_index": {"index": 8}}]}
+    )  # never given: 0.3 for any click, 0 for a broken answer
+    states = states_of(
+        policy,
+        [
+            dataclasses.replace(mined(index, target=half), prompt_indices=(1, 2, 3, 4, 5, 6, 8))
+            for index in INDICES
+        ],
+    )
     config = dataclasses.replace(SMALL, algorithm="dapo", max_generation_batches=2)
     values, _ = rl_step(policy, ALONE, states, optimizer_of(policy), config, step=0, position=0)
     assert values["retained"] == 0
@@ -320,22 +408,30 @@ def test_a_step_is_repeatable(wavering):
         policy = copy.deepcopy(wavering)
         torch.manual_seed(0)
         policy.adapters = add_lora(policy.model, rank=8, alpha=16, scope="attn")
-        values, _ = rl_step(policy, ALONE, right_states(policy), optimizer_of(policy), SMALL, step=2, position=7)
-        found.append(({name: value for name, value in values.items() if not name.endswith("_s")}, weights(policy)))
+        values, _ = rl_step(
+            policy, ALONE, right_states(policy), optimizer_of(policy), SMALL, step=2, position=7
+        )
+        found.append(
+            ({name: value for name, value in values.items() if not name.endswith("_s")}, weights(policy))
+        )
     assert found[0][0] == found[1][0]
     assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
-# --------------------------------------------------------------------------------------------------------- token spans
+# ------------------------------------------------------------------------------------------------ token spans
 
 
 def test_spans_of_sampled_tokens(wavering):
-    """The action list's tokens are found in the tokens that were sampled, also where encoding the text would give others."""
+    """The action list's tokens are found in the tokens that were sampled, also where encoding the text would
+    give others.
+    """
     text = click(3)
     span = (10, len(text) - 1)
     ids = wavering.encode_response(text)
     assert sampled_span(wavering, ids, span) == wavering.token_span(text, span)
-    letters = torch.cat([wavering.encode_response(letter)[:-1] for letter in text] + [ids[-1:]])  # one token a character
+    letters = torch.cat(
+        [wavering.encode_response(letter)[:-1] for letter in text] + [ids[-1:]]
+    )  # one token a character
     assert len(letters) > len(ids)
     assert sampled_span(wavering, letters, span) == span
 
@@ -343,7 +439,9 @@ def test_spans_of_sampled_tokens(wavering):
 def test_the_own_reasoning_probe_keeps_the_reasoning(policy):
     """The second probe is the first parsed rollout with the target's action list in place of its own."""
     states = right_states(policy)
-    group = generate(policy, ALONE, states, Prompts(policy), SMALL, step=0, position=0, report=lambda text: None)[0]
+    group = generate(
+        policy, ALONE, states, Prompts(policy), SMALL, step=0, position=0, report=lambda text: None
+    )[0]
     rollout = dataclasses.replace(group.rollouts[0], text='{"memory":"look","action":[{"go_back":{}}]}')
     broken = dataclasses.replace(rollout, text="nothing")
     target, own = probe(dataclasses.replace(group, rollouts=(broken, rollout)), policy)

@@ -1,16 +1,24 @@
-"""Which groups train, and how: the two gates, advantages, refill bookkeeping, the retained rejected groups and the mini-batches.
+"""Which groups train, and how: the two gates, advantages, refill bookkeeping, the retained rejected groups
+and the mini-batches.
 
-Purpose: everything between rewards and the loss, as pure functions of numbers: no I/O, no state, no randomness.
+Purpose: everything between rewards and the loss, as pure functions of numbers: no I/O, no state, no
+randomness.
 
-Place in the paper: Eq. 1 (`gate`), App. G "Batching and lengths" (`needs_refill`, `num_retained`), App. J (`cell_counts`, `rejection_shares`).
-Letters: G groups, n rollouts a group, B groups a train batch, M groups a mini-batch, D rejected groups of a step, S retained ones.
+Place in the paper: Eq. 1 (`gate`), App. G "Batching and lengths" (`needs_refill`, `num_retained`), App. J
+(`cell_counts`, `rejection_shares`).
+Letters: G groups, n rollouts a group, B groups a train batch, M groups a mini-batch, D rejected groups of a
+step, S retained ones.
 
 Deviations:
-1. `ours:` a group with max == min has sigma exactly 0 whatever rounding says, and a group of one is rejected (its sigma does not exist).
+1. `ours:` a group with max == min has sigma exactly 0 whatever rounding says, and a group of one is rejected
+   (its sigma does not exist).
 2. `ours:` S = M * floor(min(D, B) / M), the first S to arrive; the paper states it for B = 64 and M = 16.
-3. `ours:` accepted groups beyond B are dropped in order of arrival: neither accepted nor rejected, and counted.
-4. `ours:` with fewer than B accepted groups at the cap, the step trains on what there is: ceil((accepted + S) / M) mini-batches, possibly none.
-5. `ours:` DAPO here keeps the std gate; `min_std=0` gives its own criterion, sigma > 0. It retains no rejected group.
+3. `ours:` accepted groups beyond B are dropped in order of arrival: neither accepted nor rejected, and
+   counted.
+4. `ours:` with fewer than B accepted groups at the cap, the step trains on what there is: ceil((accepted + S)
+   / M) mini-batches, possibly none.
+5. `ours:` DAPO here keeps the std gate; `min_std=0` gives its own criterion, sigma > 0. It retains no
+   rejected group.
 """
 
 import math
@@ -40,7 +48,9 @@ class Gate:
 
     @property
     def cell(self) -> Cell:
-        """Which of the four cells of (std gate, competence gate) the group is in; under DAPO an accepted one may be "not competent"."""
+        """Which of the four cells of (std gate, competence gate) the group is in; under DAPO an accepted one
+        may be "not competent".
+        """
         if self.is_competent:
             return "accepted" if self.has_contrast else "no contrast"
         return "not competent" if self.has_contrast else "neither"
@@ -59,11 +69,16 @@ def sample_std(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def gate(rewards: Sequence[float], *, min_std: float = MIN_STD, min_competent: float | None = MIN_COMPETENT) -> Gate:
-    """Both gates and the advantages of one group: k = 1[sigma >= min_std] * 1[max r >= min_competent], A = k (r - mean) / (sigma + 1e-6) (Eq. 1).
+def gate(
+    rewards: Sequence[float], *, min_std: float = MIN_STD, min_competent: float | None = MIN_COMPETENT
+) -> Gate:
+    """Both gates and the advantages of one group: k = 1[sigma >= min_std] * 1[max r >= min_competent], A = k
+    (r - mean) / (sigma + 1e-6) (Eq. 1).
 
-    Args: rewards: n raw rewards in [0, 1], without any KL term. min_std: epsilon_sigma; 0 asks for sigma > 0, as DAPO does.
-    min_competent: r_comp; None switches the competence gate off (DAPO). Raises: ValueError for no or non-finite rewards.
+    Args: rewards: n raw rewards in [0, 1], without any KL term. min_std: epsilon_sigma; 0 asks for sigma > 0,
+    as DAPO does.
+    min_competent: r_comp; None switches the competence gate off (DAPO). Raises: ValueError for no or
+    non-finite rewards.
 
     >>> gate([0.7] * 7 + [1.0]).accepted, gate([0.7] * 8).accepted, gate([0.3] * 7 + [0.0]).accepted
     (True, False, False)
@@ -81,11 +96,12 @@ def gate(rewards: Sequence[float], *, min_std: float = MIN_STD, min_competent: f
     return Gate(mean, std, best, has_contrast, is_competent, accepted, advantages)
 
 
-# -------------------------------------------------------------------------------------------------- refill and selection
+# --------------------------------------------------------------------------------------- refill and selection
 
 
 def needs_refill(num_accepted: int, num_batches: int, *, train_batch: int, max_batches: int) -> bool:
-    """Whether a step generates another batch of B prompts: until B groups are accepted, at most `max_batches` times (App. G: 64 and 16).
+    """Whether a step generates another batch of B prompts: until B groups are accepted, at most `max_batches`
+    times (App. G: 64 and 16).
 
     >>> needs_refill(63, 15, train_batch=64, max_batches=16), needs_refill(64, 1, train_batch=64, max_batches=16)
     (True, False)
@@ -104,7 +120,9 @@ def num_retained(num_rejected: int, *, train_batch: int, mini_batch: int) -> int
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What became of the generated groups, as places in the order of arrival; the four are disjoint and cover all."""
+    """What became of the generated groups, as places in the order of arrival; the four are disjoint and cover
+    all.
+    """
 
     accepted: tuple[int, ...]  # at most B
     retained: tuple[int, ...]  # S rejected groups that get the salvage anchor
@@ -115,7 +133,8 @@ class Selection:
 def select(accepted: Sequence[bool], *, train_batch: int, mini_batch: int, salvage: bool = True) -> Selection:
     """Splits the generated groups of a step.
 
-    Args: accepted: k_g of every generated group in order of arrival (= order of draw). salvage: False keeps no rejected group (DAPO).
+    Args: accepted: k_g of every generated group in order of arrival (= order of draw). salvage: False keeps
+    no rejected group (DAPO).
 
     >>> select([True, False, True, False, False, True], train_batch=2, mini_batch=2)
     Selection(accepted=(0, 2), retained=(1, 3), unused=(4,), dropped=(5,))
@@ -123,13 +142,20 @@ def select(accepted: Sequence[bool], *, train_batch: int, mini_batch: int, salva
     passed = [place for place, k in enumerate(accepted) if k]
     rejected = [place for place, k in enumerate(accepted) if not k]
     kept = num_retained(len(rejected), train_batch=train_batch, mini_batch=mini_batch) if salvage else 0
-    return Selection(tuple(passed[:train_batch]), tuple(rejected[:kept]), tuple(rejected[kept:]), tuple(passed[train_batch:]))
+    return Selection(
+        tuple(passed[:train_batch]),
+        tuple(rejected[:kept]),
+        tuple(rejected[kept:]),
+        tuple(passed[train_batch:]),
+    )
 
 
 def deal(selection: Selection, *, mini_batch: int) -> list[tuple[int, ...]]:
-    """Mini-batches of at most M groups: accepted, then retained groups round-robin, so sizes and the number of each kind differ by at most 1.
+    """Mini-batches of at most M groups: accepted, then retained groups round-robin, so sizes and the number
+    of each kind differ by at most 1.
 
-    At the paper's sizes 4 + S / 16 mini-batches; none where nothing was accepted or retained (the step is skipped).
+    At the paper's sizes 4 + S / 16 mini-batches; none where nothing was accepted or retained (the step is
+    skipped).
 
     >>> deal(Selection((0, 2, 5), (1,), (), ()), mini_batch=2)
     [(0, 5), (2, 1)]
@@ -139,7 +165,7 @@ def deal(selection: Selection, *, mini_batch: int) -> list[tuple[int, ...]]:
     return [order[first::count] for first in range(count)]
 
 
-# ------------------------------------------------------------------------------------------------------------ statistics
+# ------------------------------------------------------------------------------------------------- statistics
 
 
 def cell_counts(groups: Iterable[tuple[str, Gate]]) -> dict[str, dict[Cell, int]]:
@@ -155,7 +181,8 @@ def cell_counts(groups: Iterable[tuple[str, Gate]]) -> dict[str, dict[Cell, int]
 
 
 def rejection_shares(counts: Mapping[str, Mapping[Cell, int]]) -> dict[str, float]:
-    """Rejection shares of App. J, in [0, 1] of all groups: each gate by itself, and the competence gate among what the std gate let through.
+    """Rejection shares of App. J, in [0, 1] of all groups: each gate by itself, and the competence gate among
+    what the std gate let through.
 
     The paper does not say which it plots, so both are given; all are 0 where there is no group.
 
@@ -172,7 +199,8 @@ def rejection_shares(counts: Mapping[str, Mapping[Cell, int]]) -> dict[str, floa
 
 
 def reward_statistics(groups: Sequence[Gate]) -> dict[str, float]:
-    """Means over all generated groups (App. J): best-of-n reward, mean reward, within-group std; all 0 where there is none.
+    """Means over all generated groups (App. J): best-of-n reward, mean reward, within-group std; all 0 where
+    there is none.
 
     >>> reward_statistics([gate([1.0, 1.0]), gate([0.0, 0.0])])
     {'best_of_n': 0.5, 'reward_mean': 0.5, 'reward_std': 0.0}

@@ -1,4 +1,7 @@
-"""Parts of the report page: tables, line charts as SVG, and the trajectory viewer. Every text that comes from a page or a model is escaped."""
+"""Parts of the report page: tables, line charts as SVG, and the trajectory viewer.
+
+Every text that comes from a page or a model is escaped.
+"""
 
 import json
 import math
@@ -37,7 +40,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, caption: s
     head = "".join(f"<th>{text(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     note = f"<caption>{text(caption)}</caption>" if caption else ""
-    return f'<div class="scroll"><table>{note}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table>{note}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def bars(values: Mapping[str, float], *, unit: str = "") -> str:
@@ -50,7 +55,7 @@ def bars(values: Mapping[str, float], *, unit: str = "") -> str:
     return f'<div class="bars">{rows}</div>'
 
 
-# ------------------------------------------------------------------------------------------------------------- charts
+# ----------------------------------------------------------------------------------------------------- charts
 
 
 def _ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -80,7 +85,10 @@ def chart(title: str, series: Mapping[str, Sequence[Point]], *, note: str = "") 
     x0, x1, y0, y1 = min(xs), max(max(xs), min(xs) + 1), ticks[0], ticks[-1]
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return (LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - TOP - BOTTOM))
+        return (
+            LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT),
+            HEIGHT - BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - TOP - BOTTOM),
+        )
 
     parts = []
     for tick in ticks:
@@ -92,15 +100,22 @@ def chart(title: str, series: Mapping[str, Sequence[Point]], *, note: str = "") 
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{tick:g}</text>')
     for (_, points), colour in zip(lines.items(), COLOURS * 3, strict=False):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in points))
-        shape = f'<circle cx="{path.split(",")[0]}" cy="{path.split(",")[1]}" r="3" fill="{colour}"/>' if len(points) == 1 else ""
+        shape = (
+            f'<circle cx="{path.split(",")[0]}" cy="{path.split(",")[1]}" r="3" fill="{colour}"/>'
+            if len(points) == 1
+            else ""
+        )
         parts.append(shape or f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
-    legend = "".join(f'<span><i style="background:{colour}"></i>{text(name)}</span>' for name, colour in zip(lines, COLOURS * 3, strict=False))
+    legend = "".join(
+        f'<span><i style="background:{colour}"></i>{text(name)}</span>'
+        for name, colour in zip(lines, COLOURS * 3, strict=False)
+    )
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(title)}">{"".join(parts)}</svg>'
     foot = f"<small>{text(note)}</small>" if note else ""
     return f'<figure><figcaption>{text(title)}</figcaption>{svg}<div class="legend">{legend}</div>{foot}</figure>'
 
 
-# ------------------------------------------------------------------------------------------------------------- viewer
+# ----------------------------------------------------------------------------------------------------- viewer
 
 
 def link(folder: Path, image: Image, out: Path) -> str:
@@ -120,7 +135,9 @@ def screenshot(observation: Observation, folder: Path, out: Path, used: Iterable
             continue
         x, y, w, h = node.box
         place = f"left:{100 * x / width:.2f}%;top:{100 * y / height:.2f}%;width:{100 * w / width:.2f}%;height:{100 * h / height:.2f}%"
-        boxes.append(f'<i class="box{" used" if node.index in named else ""}" style="{place}"><b>{node.index}</b></i>')
+        boxes.append(
+            f'<i class="box{" used" if node.index in named else ""}" style="{place}"><b>{node.index}</b></i>'
+        )
     return f'<div class="shot"><img loading="lazy" alt="" src="{link(folder, observation.screenshot, out)}">{"".join(boxes)}</div>'
 
 
@@ -130,22 +147,38 @@ def _step(step: Step, folder: Path, out: Path) -> str:
     lines = [f'<div class="url">{text(step.observation.url)}</div>']
     if output is None:
         reason = step.parse_failure.reason if step.parse_failure else "no answer"
-        lines.append(f'<p class="error">not usable: {text(reason)}</p><pre>{text(step.response_text[:500])}</pre>')
+        lines.append(
+            f'<p class="error">not usable: {text(reason)}</p><pre>{text(step.response_text[:500])}</pre>'
+        )
     else:
-        lines += [f"<p><em>{name}</em> {text(value)}</p>" for name, value in (("thinking", output.thinking), ("goal", output.next_goal)) if value]
+        lines += [
+            f"<p><em>{name}</em> {text(value)}</p>"
+            for name, value in (("thinking", output.thinking), ("goal", output.next_goal))
+            if value
+        ]
         lines += [f"<pre>{text(canonical_action(action))}</pre>" for action in output.actions]
     for result in step.results:
         lines += [f'<p class="error">{text(result.error)}</p>'] if result.error else []
-        lines += [f'<p class="result">{text(result.message[:300])}</p>'] if result.message and not result.error else []
+        lines += (
+            [f'<p class="result">{text(result.message[:300])}</p>']
+            if result.message and not result.error
+            else []
+        )
     return f'<div class="step">{screenshot(step.observation, folder, out, used)}<div><h4>Step {step.number}</h4>{"".join(lines)}</div></div>'
 
 
-def trajectory(found: Trajectory, judgement: Judgement | None, folder: Path, out: Path, *, opened: bool = False) -> str:
+def trajectory(
+    found: Trajectory, judgement: Judgement | None, folder: Path, out: Path, *, opened: bool = False
+) -> str:
     """One run, folded: the task and the verdict, then each step with its picture, answer and results."""
     verdict = judgement.verdict if judgement else "missing"
     good = is_success(found, judgement)
     mark = f'<span class="mark {"good" if good else "bad"}">{"success" if good else "failure"}</span>'
-    judge = f"{judgement.judge}{f' ({judgement.model})' if judgement.model else ''}: {verdict}. {judgement.reason}" if judgement else "not judged"
+    judge = (
+        f"{judgement.judge}{f' ({judgement.model})' if judgement.model else ''}: {verdict}. {judgement.reason}"
+        if judgement
+        else "not judged"
+    )
     facts = f"{found.source.policy}, run {found.source.run}, round {found.source.round}; ended: {found.ended}; judged by {judge}"
     answer = f"<p><em>answer</em> {text(found.final_text)}</p>" if found.final_text is not None else ""
     guide = f"<p><em>guide given</em></p><pre>{text(found.guide_in)}</pre>" if found.guide_in else ""

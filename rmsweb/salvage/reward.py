@@ -1,21 +1,28 @@
-"""Reward of one answer against the verified action of a state: Table 4 for every action, and the soft-F1 of multi-action steps.
+"""Reward of one answer against the verified action of a state: Table 4 for every action, and the soft-F1 of
+multi-action steps.
 
-Purpose: a polarized, action-semantic reward. One predicted action against one target action has a level: 1.0 exact, 0.7 core-correct,
-0.3 right type but wrong key parameter, 0.0 wrong or invalid. Pure: no I/O, no state, no randomness.
+Purpose: a polarized, action-semantic reward. One predicted action against one target action has a level: 1.0
+exact, 0.7 core-correct, 0.3 right type but wrong key parameter, 0.0 wrong or invalid. Pure: no I/O, no state,
+no randomness.
 
 Place in the paper: section "Polarized step-level reward", App. H, Table 4.
 
 Deviations:
 1. `ours:` rules for the actions that Table 4 does not list, in the same four levels (table `RULES`).
-2. `ours:` None, False and a missing flag are equal, and so are frame 0 and no frame; the engine of a search is ignored.
-3. `ours:` a URL whose query contradicts a date of the target is another destination (0.3, not 0.7; `compare.compare_urls`).
-4. `ours:` an index that is not in the rendered prompt is invalid (0.0, not 0.3), where the prompt's indices are known.
-5. `ours:` the soft-F1 aligns in order (dynamic programming); passive actions and planning files weigh 0.5, all others 1.0.
+2. `ours:` None, False and a missing flag are equal, and so are frame 0 and no frame; the engine of a search
+   is ignored.
+3. `ours:` a URL whose query contradicts a date of the target is another destination (0.3, not 0.7;
+   `similarity.compare_urls`).
+4. `ours:` an index that is not in the rendered prompt is invalid (0.0, not 0.3), where the prompt's indices
+   are known.
+5. `ours:` the soft-F1 aligns in order (dynamic programming); passive actions and planning files weigh 0.5,
+   all others 1.0.
 6. `ours:` rewards are rounded to 1e-9, because an exact 0.55 comes out just below 0.55 in plain floats.
 
-Known consequences of 5. It narrows contrast: with two target actions of equal weight, exact against 0.7 in one of them is 1.0 against 0.85,
-whose sigma among eight rollouts is at most 0.080, so such a group never passes the std gate. It can call a partly wrong step competent: one
-exact and one wrong key is 0.65, one of two actions left out 0.667. Training logs the share of multi-action targets by gate outcome.
+Known consequences of 5. It narrows contrast: with two target actions of equal weight, exact against 0.7 in
+one of them is 1.0 against 0.85, whose sigma among eight rollouts is at most 0.080, so such a group never
+passes the std gate. It can call a partly wrong step competent: one exact and one wrong key is 0.65, one of
+two actions left out 0.667. Training logs the share of multi-action targets by gate outcome.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,8 +30,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rmsweb.browser.actions import ACTIONS, REQUIRED, parse_agent_output
-from rmsweb.compare import compare_urls, texts_similar
 from rmsweb.records import Action, AgentOutput, ParseFailure
+from rmsweb.similarity import compare_urls, texts_similar
 
 EXACT, CORE, TYPE, WRONG = 1.0, 0.7, 0.3, 0.0  # Table 4
 LEVELS = (EXACT, CORE, TYPE, WRONG)
@@ -35,24 +42,33 @@ Comparison = Literal["equal", "text", "url"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How an action's parameters count. A key that differs gives 0.3; a key that is only near, or another secondary parameter, gives 0.7."""
+    """How an action's parameters count.
+
+    A key that differs gives 0.3; a key that is only near, or another secondary parameter, gives 0.7.
+    """
 
     keys: dict[str, Comparison] = field(default_factory=dict)
     secondary: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    weight: float = 1.0  # in the soft-F1: 1.0 changes the browser, finishes or extracts; 0.5 passive or a planning file
+    weight: float = (
+        1.0  # in the soft-F1: 1.0 changes the browser, finishes or extracts; 0.5 passive or a planning file
+    )
 
 
 RULES: dict[str, Rule] = {
     # Table 4
     "click_element_by_index": Rule(keys={"index": "equal"}, secondary=("while_holding_ctrl",)),
-    "scroll": Rule(keys={"down": "equal", "frame_element_index": "equal"}, secondary=("num_pages",), weight=0.5),
+    "scroll": Rule(
+        keys={"down": "equal", "frame_element_index": "equal"}, secondary=("num_pages",), weight=0.5
+    ),
     "input_text": Rule(keys={"index": "equal", "text": "text"}, secondary=("clear_existing",)),
     "go_to_url": Rule(keys={"url": "url"}, secondary=("new_tab",)),
     "search_engine": Rule(keys={"query": "text"}, ignored=("engine",)),
     "switch_tab": Rule(keys={"tab_id": "equal"}),
     "close_tab": Rule(keys={"tab_id": "equal"}),
-    "done": Rule(secondary=("text", "files_to_display")),  # its flag `success` has levels of its own: _done_level
+    "done": Rule(
+        secondary=("text", "files_to_display")
+    ),  # its flag `success` has levels of its own: _done_level
     # ours: the rest of the schema
     "select_dropdown_option": Rule(keys={"index": "equal", "text": "text"}),
     "get_dropdown_options": Rule(keys={"index": "equal"}),
@@ -63,12 +79,19 @@ RULES: dict[str, Rule] = {
     "execute_js": Rule(keys={"code": "equal"}),
     "go_back": Rule(weight=0.5),
     "wait": Rule(secondary=("seconds",), weight=0.5),
-    "write_file": Rule(keys={"file_name": "equal"}, secondary=("content", "append", "trailing_newline", "leading_newline"), weight=0.5),
+    "write_file": Rule(
+        keys={"file_name": "equal"},
+        secondary=("content", "append", "trailing_newline", "leading_newline"),
+        weight=0.5,
+    ),
     "replace_file_str": Rule(keys={"file_name": "equal"}, secondary=("old_str", "new_str"), weight=0.5),
     "read_file": Rule(keys={"file_name": "equal"}, weight=0.5),
 }
 INDEX_PARAMS = ("index", "frame_element_index")  # they name an element of the prompt
-_DEFAULTS = {name: {param.name: None if param.default is REQUIRED else param.default for param in spec.params} for name, spec in ACTIONS.items()}
+_DEFAULTS = {
+    name: {param.name: None if param.default is REQUIRED else param.default for param in spec.params}
+    for name, spec in ACTIONS.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +117,11 @@ class Reward:
     @property
     def explanation(self) -> str:
         """The breakdown in words, for reports."""
-        parts = [self.failure] if self.failure else [f"{part.name}: {part.level:g}, {part.why}" for part in self.components]
+        parts = (
+            [self.failure]
+            if self.failure
+            else [f"{part.name}: {part.level:g}, {part.why}" for part in self.components]
+        )
         return f"{self.value:g} ({'; '.join(parts)})"
 
 
@@ -105,12 +132,19 @@ def _value(action: Action, name: str) -> Any:
 
 
 def _invalid_index(action: Action, prompt_indices: Collection[int] | None) -> int | None:
-    """The index that the action uses although it is not in the prompt; None where there is none. Frame 0 is the page."""
+    """The index that the action uses although it is not in the prompt; None where there is none.
+
+    Frame 0 is the page.
+    """
     if prompt_indices is None:
         return None
     for name in INDEX_PARAMS:
         index = action.params.get(name)
-        if index is not None and index not in prompt_indices and not (name == "frame_element_index" and index == 0):
+        if (
+            index is not None
+            and index not in prompt_indices
+            and not (name == "frame_element_index" and index == 0)
+        ):
             return int(index)
     return None
 
@@ -142,10 +176,13 @@ def _compare_key(comparison: Comparison, predicted: Any, target: Any) -> tuple[f
     return TYPE, "differs"
 
 
-def action_level(predicted: Action, target: Action, prompt_indices: Collection[int] | None = None) -> tuple[float, str]:
+def action_level(
+    predicted: Action, target: Action, prompt_indices: Collection[int] | None = None
+) -> tuple[float, str]:
     """Level of one action against one action (Table 4), and the reason in words.
 
-    Args: predicted, target: parsed actions. prompt_indices: element indices that stand in the prompt; None where they are not known.
+    Args: predicted, target: parsed actions. prompt_indices: element indices that stand in the prompt; None
+    where they are not known.
     Returns: (level, reason), level in {0, 0.3, 0.7, 1}.
 
     >>> def click(index): return Action(name="click_element_by_index", params={"index": index})
@@ -171,15 +208,19 @@ def action_level(predicted: Action, target: Action, prompt_indices: Collection[i
         found, said = _compare_key(comparison, _value(predicted, name), _value(target, name))
         if found < level:
             level, why = found, f"{name} {said}"
-    if level == EXACT and (other := [name for name in rule.secondary if _value(predicted, name) != _value(target, name)]):
+    if level == EXACT and (
+        other := [name for name in rule.secondary if _value(predicted, name) != _value(target, name)]
+    ):
         level, why = CORE, f"{', '.join(other)} differs"
     return level, why
 
 
 def align(levels: Sequence[Sequence[float]], weights: Sequence[float]) -> list[tuple[int, int]]:
-    """Order-preserving alignment that maximises the weighted sum of levels, by dynamic programming over prefixes.
+    """Order-preserving alignment that maximises the weighted sum of levels, by dynamic programming over
+    prefixes.
 
-    Args: levels[t][p]: level of predicted action p against target action t, 0 where the types differ. weights[t]: weight of target action t.
+    Args: levels[t][p]: level of predicted action p against target action t, 0 where the types differ.
+    weights[t]: weight of target action t.
     Returns: pairs (t, p), both increasing, each with a level above 0.
 
     >>> align([[0.0, 1.0], [0.3, 0.0]], [1.0, 1.0])
@@ -203,11 +244,15 @@ def align(levels: Sequence[Sequence[float]], weights: Sequence[float]) -> list[t
     return pairs[::-1]
 
 
-def soft_f1(predicted: Sequence[Action], target: Sequence[Action], prompt_indices: Collection[int] | None = None) -> Reward:
-    """Weighted soft-F1 of two action lists (App. H): with s = sum of weight * level over the aligned pairs, precision s / W_predicted,
-    recall s / W_target, F1 = 2 s / (W_predicted + W_target). Partners have the same type, hence the same weight on both sides.
+def soft_f1(
+    predicted: Sequence[Action], target: Sequence[Action], prompt_indices: Collection[int] | None = None
+) -> Reward:
+    """Weighted soft-F1 of two action lists (App. H): with s = sum of weight * level over the aligned pairs,
+    precision s / W_predicted, recall s / W_target, F1 = 2 s / (W_predicted + W_target). Partners have the
+    same type, hence the same weight on both sides.
 
-    Args: predicted, target: at least one action each. Returns: Reward; one action against one action gives exactly its level.
+    Args: predicted, target: at least one action each. Returns: Reward; one action against one action gives
+    exactly its level.
 
     >>> click, back = Action(name="click_element_by_index", params={"index": 1}), Action(name="go_back")
     >>> soft_f1([click], [click, click]).value, soft_f1([back], [back]).value
@@ -219,21 +264,37 @@ def soft_f1(predicted: Sequence[Action], target: Sequence[Action], prompt_indice
     judged = [[action_level(p, t, prompt_indices) for p in predicted] for t in target]
     weights = [RULES[action.name].weight for action in target]
     pairs = align([[level for level, _ in row] for row in judged], weights)
-    components = [Component(target[t].name, t, p, judged[t][p][0], weights[t], judged[t][p][1]) for t, p in pairs]
+    components = [
+        Component(target[t].name, t, p, judged[t][p][0], weights[t], judged[t][p][1]) for t, p in pairs
+    ]
     aligned = {t for t, _ in pairs}, {p for _, p in pairs}
-    components += [Component(action.name, t, None, WRONG, weights[t], "missing") for t, action in enumerate(target) if t not in aligned[0]]
-    components += [Component(action.name, None, p, WRONG, RULES[action.name].weight, "not wanted") for p, action in enumerate(predicted) if p not in aligned[1]]
+    components += [
+        Component(action.name, t, None, WRONG, weights[t], "missing")
+        for t, action in enumerate(target)
+        if t not in aligned[0]
+    ]
+    components += [
+        Component(action.name, None, p, WRONG, RULES[action.name].weight, "not wanted")
+        for p, action in enumerate(predicted)
+        if p not in aligned[1]
+    ]
     total = sum(weights) + sum(RULES[action.name].weight for action in predicted)
     earned = sum(part.weight * part.level for part in components)
     return Reward(round(2 * earned / total, DIGITS), tuple(components))
 
 
-def score(response: str | AgentOutput | ParseFailure, target: str | AgentOutput | ParseFailure, prompt_indices: Collection[int] | None = None) -> Reward:
+def score(
+    response: str | AgentOutput | ParseFailure,
+    target: str | AgentOutput | ParseFailure,
+    prompt_indices: Collection[int] | None = None,
+) -> Reward:
     """Reward R of an answer (Table 4 and soft-F1).
 
-    Args: response: the policy's text, whatever it is, or what the parser made of it. target: the verified answer, text or parsed.
+    Args: response: the policy's text, whatever it is, or what the parser made of it. target: the verified
+    answer, text or parsed.
     prompt_indices: element indices that really stand in the cut prompt; None where they are not known.
-    Returns: Reward in [0, 1]; 0 with a reason where the response does not parse. Raises: ValueError where the target does not parse.
+    Returns: Reward in [0, 1]; 0 with a reason where the response does not parse. Raises: ValueError where the
+    target does not parse.
 
     >>> score('{"action":[{"go_back":{}}]}', '{"action":[{"wait":{"seconds":5}}]}').explanation
     '0 (wait: 0, wrong action, found go_back)'

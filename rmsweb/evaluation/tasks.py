@@ -1,7 +1,8 @@
 """Task files: what collection and evaluation run.
 
 Purpose: one entry, `load_tasks`, for every shape of task file. Our own is the JSONL of `records.Task` that
-`python -m rmsweb.playground tasks` writes; loaders of the published benchmark files are added to LOADERS by their suffix and content.
+`python -m rmsweb.playground tasks` writes; loaders of the published benchmark files are added to LOADERS by
+their suffix and content.
 """
 
 from collections.abc import Callable
@@ -23,13 +24,16 @@ LOADERS: dict[str, Loader] = {".jsonl": load_task_records}
 def load_tasks(path: Path, *, split: Split | None = None, limit: int | None = None) -> list[Task]:
     """Tasks of a file in its order, those of `split` alone where one is given, at most `limit`.
 
-    FileNotFoundError where there is no file; RecordError naming the file for an unknown kind, a task id that stands twice, or no task left.
+    FileNotFoundError where there is no file; RecordError naming the file for an unknown kind, a task id that
+    stands twice, or no task left.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such task file")
     loader = LOADERS.get(path.suffix)
     if loader is None:
-        raise RecordError(f"{path}: found a {path.suffix or 'nameless'} file, expected one of {', '.join(LOADERS)}")
+        raise RecordError(
+            f"{path}: found a {path.suffix or 'nameless'} file, expected one of {', '.join(LOADERS)}"
+        )
     tasks = loader(path)
     seen: set[str] = set()
     for task in tasks:
