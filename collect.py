@@ -29,6 +29,8 @@ from rmsweb.collection.loop import (
     reflect,
     yield_report,
 )
+from rmsweb.config import Config as BaseConfig
+from rmsweb.config import main_guard, opt, parse_config, progress, rank, shard
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.evaluation.environments import Environment, LiveWeb
 from rmsweb.evaluation.judges import judge_run
@@ -46,23 +48,12 @@ from rmsweb.records import (
     is_success,
     write_records,
 )
-from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, rank, write_json
-from rmsweb.runner import (
-    Job,
-    Worker,
-    browser_pool,
-    commit,
-    finished,
-    judgements,
-    repair,
-    run_jobs,
-    shard,
-    trajectories,
-)
+from rmsweb.runner import Job, Worker, browser_pool, run_jobs
+from rmsweb.runs import RunWriter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(BaseConfig):
     """Collect trajectories of a teacher, with reflection between the attempts at a task, and flatten the
     successes into SFT samples.
     """
@@ -118,6 +109,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("rounds", "successes", "max_steps", "concurrency", "sessions_per_browser"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
@@ -219,7 +211,7 @@ class Run:
     """Everything that an attempt needs."""
 
     config: Config
-    folder: RunFolder
+    folder: RunWriter
     prompt_config: PromptConfig
     count_tokens: Callable[[str], int]
     roles: Roles
@@ -262,7 +254,7 @@ class Run:
         seed = derive_seed(self.config.seed, task.task_id, self.config.arm, 0, 0)
 
         def keep(trajectory: Trajectory, judgement: Judgement | None) -> None:
-            commit(self.folder, trajectory, judgement, time.monotonic() - self.progress.started)
+            self.folder.commit(trajectory, judgement, time.monotonic() - self.progress.started)
             self.progress.attempt(trajectory, judgement)
 
         async def run(worker: Worker) -> None:
@@ -285,11 +277,11 @@ class Run:
 # ------------------------------------------------------------------------------------------------- the folder
 
 
-def past_attempts(folder: RunFolder, arm: str) -> dict[str, list[Attempt]]:
+def past_attempts(folder: RunWriter, arm: str) -> dict[str, list[Attempt]]:
     """What a resumed run has already: the committed rounds of each task, in order."""
     found: dict[str, dict[int, Attempt]] = {}
-    verdicts = judgements(folder)
-    for trajectory in trajectories(folder):
+    verdicts = folder.judgements()
+    for trajectory in folder.trajectories():
         success = is_success(trajectory, verdicts.get(trajectory.trajectory_id))
         found.setdefault(trajectory.task.task_id, {})[trajectory.source.round] = Attempt(
             success, trajectory.guide_out
@@ -299,10 +291,10 @@ def past_attempts(folder: RunFolder, arm: str) -> dict[str, list[Attempt]]:
 
 def write_samples(run: Run) -> dict[str, Any]:
     """samples.jsonl and report.json from the finished attempts of all ranks; returns the report."""
-    verdicts, rows, dropped, kinds = judgements(run.folder), [], Counter[str](), Counter[str]()
+    verdicts, rows, dropped, kinds = run.folder.judgements(), [], Counter[str](), Counter[str]()
 
     def samples() -> Iterator[StepSample]:
-        for trajectory in trajectories(run.folder):
+        for trajectory in run.folder.trajectories():
             judgement = verdicts.get(trajectory.trajectory_id)
             reason = quality_filter(trajectory, judgement)
             task, source = trajectory.task.task_id, trajectory.source
@@ -323,7 +315,7 @@ def write_samples(run: Run) -> dict[str, Any]:
                 yield from flat.samples
 
     write_records(run.folder.path / "samples.jsonl", StepSample, samples())
-    if len(finished(run.folder)) > len(
+    if len(run.folder.finished()) > len(
         rows
     ):  # another rank has finished more meanwhile: the last one to look sees all
         return write_samples(run)
@@ -336,7 +328,7 @@ def write_samples(run: Run) -> dict[str, Any]:
             {role.client.model for role in run.roles.all() if role.client.model.startswith("scripted-")}
         ),
     }
-    write_json(run.folder.path / "report.json", report)
+    run.folder.write_json("report.json", report)
     return report
 
 
@@ -345,7 +337,7 @@ def write_samples(run: Run) -> dict[str, Any]:
 
 async def collect(
     config: Config,
-    folder: RunFolder,
+    folder: RunWriter,
     prompt_config: PromptConfig,
     count_tokens: Callable[[str], int],
     tasks: list[Task],
@@ -407,10 +399,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     count_tokens = token_counter(config.tokenizer) if config.tokenizer else approximate_tokens
     tasks = load_tasks(config.tasks, split=config.split, limit=config.limit)
     find_chromium()
-    folder = RunFolder(config.out, resume=config.resume, config=config, may_differ=MAY_DIFFER)
-    save_prompt_config(prompt_config, folder.path / "prompt_config.json")
-    repair(folder)
-    return asyncio.run(collect(config, folder, prompt_config, count_tokens, tasks))
+    with RunWriter(config.out, config, resume=config.resume, may_differ=MAY_DIFFER) as folder:
+        save_prompt_config(prompt_config, folder.path / "prompt_config.json")
+        folder.repair()
+        return asyncio.run(collect(config, folder, prompt_config, count_tokens, tasks))
 
 
 if __name__ == "__main__":

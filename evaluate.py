@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 
 from rmsweb.agent import AgentOptions, Episode
 from rmsweb.browser.chromium import find_chromium
+from rmsweb.config import Config as BaseConfig
+from rmsweb.config import main_guard, opt, parse_config, progress, rank, shard
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.evaluation.environments import Environment, LiveWeb
 from rmsweb.evaluation.judges import judge_run
@@ -28,26 +30,15 @@ from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.prompt import PromptConfig, approximate_tokens, load_prompt_config, save_prompt_config
 from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed, is_success
-from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, rank, write_json
-from rmsweb.runner import (
-    Job,
-    Worker,
-    browser_pool,
-    commit,
-    finished,
-    judgements,
-    repair,
-    run_jobs,
-    shard,
-    trajectories,
-)
+from rmsweb.runner import Job, Worker, browser_pool, run_jobs
+from rmsweb.runs import RunWriter
 from rmsweb.stats import cost, load_prices, pass_at_1_estimate, pass_at_k
 
 ARM = "evaluate"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(BaseConfig):
     """Run a policy on benchmark tasks, judge the runs, and print pass@1, pass@k and steps with 95% intervals."""
 
     tasks: Path = opt(help="task file: records.Task as JSONL (python -m rmsweb.playground tasks writes some)")
@@ -100,6 +91,7 @@ class Config:
     resume: bool = opt(False, "go on with the run in --out; finished runs are kept, nothing is written twice")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("runs", "max_steps", "concurrency", "sessions_per_browser"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
@@ -204,7 +196,7 @@ class Run:
     """Everything that an episode needs."""
 
     config: Config
-    folder: RunFolder
+    folder: RunWriter
     opened: Opened
     judge: EndpointPolicy | None
     environment: Environment
@@ -244,7 +236,7 @@ class Run:
             judgement = await judge_run(
                 trajectory, lambda: self.environment.check(worker.session, trajectory), self.judge
             )
-            commit(self.folder, trajectory, judgement, time.monotonic() - started)
+            self.folder.commit(trajectory, judgement, time.monotonic() - started)
 
         return Job(name, run)
 
@@ -380,11 +372,13 @@ def print_table(summary: dict[str, Any], runs: int) -> None:
 
 
 def write_summary(
-    config: Config, folder: RunFolder, opened: Opened, tasks: int, extra: dict[str, Any]
+    config: Config, folder: RunWriter, opened: Opened, tasks: int, extra: dict[str, Any]
 ) -> dict[str, Any]:
     """summary.json from the finished runs of all ranks; returns it."""
-    verdicts = judgements(folder)
-    rows = [Row.of(trajectory, verdicts.get(trajectory.trajectory_id)) for trajectory in trajectories(folder)]
+    verdicts = folder.judgements()
+    rows = [
+        Row.of(trajectory, verdicts.get(trajectory.trajectory_id)) for trajectory in folder.trajectories()
+    ]
     models = (opened.name, config.judge_model if config.judge_url else "")
     summary: dict[str, Any] = {
         "policy": opened.name,
@@ -401,8 +395,8 @@ def write_summary(
         price = load_prices(config.prices).get(opened.name)
         tokens = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
         summary["usd_per_run"] = cost(*tokens, price) / len(rows) if price else None
-    write_json(folder.path / "summary.json", summary)
-    if len(finished(folder)) > len(
+    folder.write_json("summary.json", summary)
+    if len(folder.finished()) > len(
         rows
     ):  # another rank has finished more meanwhile: the last one to look sees all
         return write_summary(config, folder, opened, tasks, extra)
@@ -412,7 +406,7 @@ def write_summary(
 # ------------------------------------------------------------------------------------------------- the script
 
 
-async def evaluate(config: Config, folder: RunFolder, tasks: list[Task]) -> int:
+async def evaluate(config: Config, folder: RunWriter, tasks: list[Task]) -> int:
     """Runs this rank's share, then writes and prints the summary; exit code 1 where an endpoint left runs
     unfinished.
     """
@@ -439,7 +433,7 @@ async def evaluate(config: Config, folder: RunFolder, tasks: list[Task]) -> int:
         stack.push_async_callback(environment.stop)
         mine, done = (
             shard([(task, number) for number in range(config.runs) for task in tasks]),
-            finished(folder),
+            folder.finished(),
         )
         missing = [(task, number) for task, number in mine if attempt_id(task, number) not in done]
         bar = stack.enter_context(progress(total=len(mine), initial=len(mine) - len(missing), label="runs"))
@@ -489,9 +483,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         load_prices(config.prices)
     tasks = load_tasks(config.tasks, split=config.split, limit=config.limit)
     find_chromium()
-    folder = RunFolder(config.out, resume=config.resume, config=config, may_differ=MAY_DIFFER)
-    repair(folder)
-    return asyncio.run(evaluate(config, folder, tasks))
+    with RunWriter(config.out, config, resume=config.resume, may_differ=MAY_DIFFER) as folder:
+        folder.repair()
+        return asyncio.run(evaluate(config, folder, tasks))
 
 
 if __name__ == "__main__":

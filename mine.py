@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmsweb.collection.loop import action_sample
+from rmsweb.config import Config as BaseConfig
+from rmsweb.config import main_guard, opt, parse_config, progress
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.evaluation.judges import judge_failure
 from rmsweb.mining.alignment import Contrast, Run
@@ -46,14 +48,14 @@ from rmsweb.records import (
     read_records,
     write_records,
 )
-from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
+from rmsweb.runs import RunWriter
 
 # kind of a judgement that saw the work done, not its outcome alone; no environment of ours gives it yet
 WORK_CHECK = "work"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(BaseConfig):
     """Mine failure-critical states from a pool of runs."""
 
     pool: tuple[Path, ...] = opt(help="run folders of collect.py and evaluate.py")
@@ -88,6 +90,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.concurrency < 1:
             raise ValueError(f"--concurrency {self.concurrency}: expected at least 1")
         if min(self.ordinary, self.followers) < 0:
@@ -239,7 +242,12 @@ def copy_pictures(result: Mined, others: Sequence[tuple[StepSample, Path]], out:
 async def run(config: Config) -> int:
     """Mines the pool and writes the run folder."""
     runs, prompt_config = load_pool(config)
-    folder = RunFolder(config.out, resume=config.resume, config=config)
+    with RunWriter(config.out, config, resume=config.resume) as folder:
+        return await write(config, folder, runs, prompt_config)
+
+
+async def write(config: Config, folder: RunWriter, runs: Sequence[Run], prompt_config: PromptConfig) -> int:
+    """Mine the runs and write what was found."""
     save_prompt_config(prompt_config, folder.path / "prompt_config.json")
     count_tokens = token_counter(config.tokenizer) if config.tokenizer else approximate_tokens
 
@@ -282,7 +290,7 @@ async def run(config: Config) -> int:
         "followers": len(behind),
         "scripted": scripted,
     }
-    write_json(folder.path / "report.json", counts)
+    folder.write_json("report.json", counts)
     print(json.dumps({name: value for name, value in counts.items() if name != "score_histograms"}, indent=1))
     return 0
 

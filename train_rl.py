@@ -35,6 +35,8 @@ from typing import Any, Literal
 
 import torch
 
+from rmsweb.config import Config as BaseConfig
+from rmsweb.config import main_guard, opt, parse_config, progress
 from rmsweb.engine.distributed import Ranks, ranks
 from rmsweb.engine.plan import SHAPES, PlanSizes, plan, render, shape_config
 from rmsweb.engine.policy import PolicyModel
@@ -51,7 +53,7 @@ from rmsweb.engine.training import (
 )
 from rmsweb.prompt import PromptConfig, load_shared_prompt_config
 from rmsweb.records import MinedState, Split
-from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
+from rmsweb.runs import RunWriter, write_json
 from rmsweb.salvage.gating import MIN_STD
 from rmsweb.salvage.objective import CLIP_HIGH, CLIP_LOW, KL_WEIGHT, SALVAGE_WEIGHT, ObjectiveConfig
 from rmsweb.salvage.step import State, StepConfig, greedy_rewards, make_state, rl_step
@@ -62,7 +64,7 @@ EVALUATE = Path(__file__).with_name("evaluate.py")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(BaseConfig):
     """Salvage-DS on mined states. Defaults are the paper's (App. G)."""
 
     model: str = opt(
@@ -134,6 +136,7 @@ class Config:
     resume: bool = opt(False, "go on with the run in --out")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         counts = (
             "train_batch",
             "mini_batch",
@@ -304,10 +307,10 @@ class Run:
             (state.sample.sample_id, state.prompt_length, len(state.target_ids)) for state in self.states
         )
         group.agree({"the states (digest)": self.data})
-        self.folder = RunFolder(
+        self.folder = RunWriter(
             config.out,
+            config,
             resume=config.resume,
-            config=config,
             may_differ=("threads", "token_budget", "save_every", "max_steps"),
         )
         rate = partial(constant, total=config.max_steps, peak=config.lr)
@@ -334,7 +337,7 @@ class Run:
 
     def log(self, values: dict[str, Any]) -> None:
         if self.group.is_main:
-            self.folder.metrics({"step": self.step, **values})
+            self.folder.log({"step": self.step, **values})
 
     def save(self, name: str, *, adapter: bool = False) -> None:
         out = self.config.out
@@ -499,7 +502,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.threads:
         torch.set_num_threads(config.threads)
     with ranks(config.device) as group:
-        Run(config, group)()
+        run = Run(config, group)
+        with run.folder:
+            run()
     return 0
 
 

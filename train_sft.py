@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 import torch
 
+from rmsweb.config import Config as BaseConfig
+from rmsweb.config import main_guard, opt, parse_config, progress
 from rmsweb.engine.distributed import Ranks, ranks
 from rmsweb.engine.packing import Group, Lengths
 from rmsweb.engine.policy import PolicyModel
@@ -37,13 +39,13 @@ from rmsweb.engine.training import (
 )
 from rmsweb.prompt import PromptConfig, load_shared_prompt_config
 from rmsweb.records import Split, StepSample, derive_seed
-from rmsweb.runlog import RunFolder, main_guard, opt, parse_config, progress, write_json
+from rmsweb.runs import RunWriter, write_json
 
 DEV_CHUNK = 64  # dev samples scored at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(BaseConfig):
     """Supervised fine-tuning of a Qwen3-VL policy. Defaults are the paper's (App. F, 8B)."""
 
     model: str = opt(
@@ -93,6 +95,7 @@ class Config:
     resume: bool = opt(False, "go on with the run in --out")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("epochs", "per_device_batch", "accumulation", "cutoff", "token_budget"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1")
@@ -229,10 +232,10 @@ class Run:
             for sample, length in zip(self.train.samples, self.train.lengths, strict=True)
         )
         group.agree({"the samples (digest)": self.data})
-        self.folder = RunFolder(
+        self.folder = RunWriter(
             config.out,
+            config,
             resume=config.resume,
-            config=config,
             may_differ=("threads", "token_budget", "save_every"),
         )
         self.batch_size = config.per_device_batch * config.accumulation * group.world_size
@@ -257,7 +260,7 @@ class Run:
 
     def log(self, values: dict[str, Any]) -> None:
         if self.group.is_main:
-            self.folder.metrics({"step": self.optimizer.num_steps, **values})
+            self.folder.log({"step": self.optimizer.num_steps, **values})
 
     def batch(self, step: int) -> list[int]:
         """The samples of a step."""
@@ -364,7 +367,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.threads:
         torch.set_num_threads(config.threads)
     with ranks(config.device) as group:
-        Run(config, group)()
+        run = Run(config, group)
+        with run.folder:
+            run()
     return 0
 
 

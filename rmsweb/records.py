@@ -12,9 +12,11 @@ machine as it is.
 import hashlib
 import json
 import os
+import threading
 import types
 import typing
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -379,14 +381,14 @@ R = TypeVar("R")
 
 
 def to_json(value: Any) -> Any:
-    """Record -> plain JSON value (dicts, lists, strings, numbers, None)."""
+    """Turn records, paths and containers into plain JSON values (dicts, lists, strings, numbers, None)."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     if isinstance(value, dict):
-        return {key: to_json(item) for key, item in value.items()}
-    return value
+        return {str(key): to_json(item) for key, item in value.items()}
+    return str(value) if isinstance(value, Path) else value
 
 
 def dumps(value: Any) -> str:
@@ -493,16 +495,29 @@ def read_records(path: Path, cls: type[R]) -> Iterator[R]:
             yield from_json(cls, data, where)
 
 
-def write_records(path: Path, cls: type[R], records: Iterable[R]) -> int:
-    """Writes a whole file at once (a temporary file, then a rename); returns the number of records."""
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to, which replaces `path` at the end of the block, or not at all.
+
+    Folders are made as needed. Nothing is left behind where the block raises.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, count = path.with_name(path.name + ".tmp"), 0
-    with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_records(path: Path, cls: type[R], records: Iterable[R]) -> int:
+    """Write a whole file of records at once and return their number."""
+    count = 0
+    with replace_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         file.write(_header(cls))
         for record in records:
             file.write(dumps(record) + "\n")
             count += 1
-    os.replace(temporary, path)
     return count
 
 

@@ -11,10 +11,8 @@ nothing is written twice and nothing finished is lost.
 """
 
 import asyncio
-import json
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +20,6 @@ from typing import Any, Literal, TypeVar
 
 from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions
 from rmsweb.browser.session import Session
-from rmsweb.records import Judgement, Trajectory, append_record, cut_torn_line, from_json, is_success
-from rmsweb.runlog import RunFolder, rank, world_size
 
 T = TypeVar("T")
 MAX_TRIES = 3  # of a job whose browser died
@@ -178,114 +174,3 @@ def browser_pool(
         return Session.closed(browser, folder, name=unused, image_format=image_format)
 
     return (lambda: Browser.launch(options)), open_session
-
-
-# ------------------------------------------------------------------------------------------ shards and resume
-
-
-def shard(items: Sequence[T]) -> list[T]:
-    """This process's share of the items: every WORLD_SIZE-th from RANK on.
-
-    Cut before finished work is left out, so ranks never overlap.
-    """
-    return list(items[rank() :: world_size()])
-
-
-def _number(path: Path) -> int:
-    return int(path.name.split(".rank")[1].split(".")[0]) if ".rank" in path.name else 0
-
-
-def repair(folder: RunFolder) -> None:
-    """Cuts torn last lines off this rank's files and drops judgements and metrics without a trajectory; call
-    before a resumed run.
-
-    The files of ranks that no longer exist (WORLD_SIZE shrank) are shared out among those that do.
-    """
-    beside = [*folder.all_records("judgements"), *folder.path.glob("metrics*.jsonl")]
-    mine = [
-        path
-        for path in (*folder.all_records("trajectories"), *beside)
-        if _number(path) % world_size() == rank()
-    ]
-    for path in mine:
-        cut_torn_line(path)
-    known = finished(folder)
-    for path in mine:
-        lines = path.read_bytes().splitlines(keepends=True) if path in beside else []
-        kept = [line for line in lines if (attempt := _attempt_of(line)) is None or attempt in known]
-        if len(kept) < len(lines):
-            temporary = path.with_name(path.name + ".tmp")
-            temporary.write_bytes(b"".join(kept))
-            os.replace(temporary, path)
-
-
-def _attempt_of(line: bytes) -> str | None:
-    """The attempt that a judgement or a line of metrics is about; None for a header."""
-    fields = json.loads(line)
-    found: str | None = fields.get("trajectory_id", fields.get("trajectory"))
-    return found
-
-
-def _finished_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(byte offset, line) of a record file's lines, without the header and without a last line that another
-    rank is still writing.
-    """
-    with open(path, "rb") as file:
-        offset = len(file.readline())
-        for line in file:
-            if line.endswith(b"\n"):
-                yield offset, line
-            offset += len(line)
-
-
-def finished(folder: RunFolder) -> dict[str, tuple[Path, int]]:
-    """Where the committed attempts of all ranks stand: trajectory id -> (file, byte offset), sorted by id."""
-    found: dict[str, tuple[Path, int]] = {}
-    for path in folder.all_records("trajectories"):
-        for offset, line in _finished_lines(path):
-            start = (
-                line.index(b":") + 1
-            )  # the id is the first field; the rest of a long line need not be parsed
-            found[
-                json.JSONDecoder().raw_decode(line[start : start + MAX_ID_BYTES].decode("utf-8", "ignore"))[0]
-            ] = (path, offset)
-    return dict(sorted(found.items()))
-
-
-def trajectories(folder: RunFolder) -> Iterator[Trajectory]:
-    """All committed attempts of all ranks in the order of their ids, one at a time: a long run does not fit
-    into memory.
-    """
-    for path, offset in finished(folder).values():
-        with open(path, "rb") as file:
-            file.seek(offset)
-            yield from_json(Trajectory, json.loads(file.readline()), f"{path} (byte {offset})")
-
-
-def judgements(folder: RunFolder) -> dict[str, Judgement]:
-    """All judgements of all ranks by trajectory id; a later one replaces an earlier one."""
-    lines = [(path, line) for path in folder.all_records("judgements") for _, line in _finished_lines(path)]
-    found = [from_json(Judgement, json.loads(line), str(path)) for path, line in lines]
-    return {item.trajectory_id: item for item in found}
-
-
-def commit(folder: RunFolder, trajectory: Trajectory, judgement: Judgement | None, seconds: float) -> None:
-    """Writes an attempt, `seconds` after the start: its judgement, its line of metrics, then the trajectory,
-    which makes it count.
-    """
-    if judgement is not None:
-        append_record(folder.records("judgements"), judgement)
-    values = {
-        "trajectory": trajectory.trajectory_id,
-        "round": trajectory.source.round,
-        "success": is_success(trajectory, judgement),
-    }
-    values |= {
-        "ended": trajectory.ended,
-        "steps": len(trajectory.steps),
-        "prompt_tokens": trajectory.usage.prompt_tokens,
-    }
-    folder.metrics(
-        values | {"completion_tokens": trajectory.usage.completion_tokens, "seconds": round(seconds, 1)}
-    )
-    append_record(folder.records("trajectories"), trajectory)

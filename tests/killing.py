@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rmsweb import runlog, runner
+from rmsweb import runs
 from rmsweb.records import dumps
 
 TIMES = ("_s", "_gb", "seconds")  # what two equal runs may differ in
@@ -17,8 +17,8 @@ WRITES = (
     (os, "replace"),
     (os, "fsync"),
     (os, "unlink"),
-    (runlog.RunFolder, "metrics"),
-    (runner, "append_record"),
+    (runs.RunWriter, "log"),
+    (runs, "append_record"),
 )
 
 
@@ -36,10 +36,10 @@ class Fatal:
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
             if self.count == self.at:
-                if owner in (runlog.RunFolder, runner):
+                if owner in (runs.RunWriter, runs):
                     path, torn = (
                         (args[0].metrics_path, '{"step": 1, "torn')
-                        if owner is runlog.RunFolder
+                        if owner is runs.RunWriter
                         else (args[0], dumps(args[1])[:-9])
                     )
                     with open(path, "a", encoding="utf-8") as file:

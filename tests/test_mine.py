@@ -12,9 +12,9 @@ from chat_server import Answer, chat_server, completion
 from mining_world import CONFIG, run, write_folder
 
 import mine
+from rmsweb.config import main_guard
 from rmsweb.prompt import save_prompt_config
 from rmsweb.records import AuditRow, Image, MinedState, StepSample, read_records
-from rmsweb.runlog import main_guard
 
 GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
 

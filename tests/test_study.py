@@ -14,7 +14,7 @@ import evaluate
 import mine
 import train_rl
 import train_sft
-from rmsweb.runlog import parse_config
+from rmsweb.config import parse_config
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import study

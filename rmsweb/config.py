@@ -1,0 +1,246 @@
+"""The command line of a script: flags from nested configs, exit codes, progress bars.
+
+Purpose: a config is a frozen dataclass that extends `Config`. Each field is declared once, by `opt`, with its
+default, its bounds, its help and the paper's value; `part` nests the config of a room. A script's flags are
+the fields of its config and of its parts, so a value travels as the object it belongs to, and the package and
+the command line check it alike.
+
+Exit codes: 0 done, 1 a bug (with traceback), 2 wrong flags or bad data, 3 something is missing,
+130 interrupted.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+from tqdm import tqdm
+
+C = TypeVar("C")
+T = TypeVar("T")
+Field = dataclasses.Field[Any]
+BOUNDS = {
+    "at_least": (float.__ge__, "at least"),
+    "above": (float.__gt__, "more than"),
+    "at_most": (float.__le__, "at most"),
+    "below": (float.__lt__, "less than"),
+}
+
+
+# ------------------------------------------------------------------------------------------------- configs
+
+
+def opt(default: Any = dataclasses.MISSING, help: str = "", *, paper: object = None, **bounds: float) -> Any:
+    """Declare a config field that is a flag; one without a default is required.
+
+    Args: paper: the paper's value, shown by --help. bounds: at_least, above, at_most or below, checked when a
+    config is made (None passes).
+    """
+    if not bounds.keys() <= BOUNDS.keys():
+        raise TypeError(f"opt: unknown bounds {sorted(bounds.keys() - BOUNDS.keys())}")
+    return dataclasses.field(default=default, metadata={"help": help, "paper": paper, "bounds": bounds})
+
+
+def part(cls: type[C], **defaults: Any) -> C:
+    """Declare a config field that holds the config of a room; `defaults` replace defaults of its fields."""
+    return dataclasses.field(default_factory=partial(cls, **defaults), metadata={"part": defaults})
+
+
+def flag(name: str) -> str:
+    """Return the flag of a field: `max_steps` is --max-steps."""
+    return "--" + name.replace("_", "-")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of all configs: checks the bounds of its fields when it is made.
+
+    A subclass with rules of its own extends `__post_init__` and raises ValueError naming the flag.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            for name, bound in field.metadata.get("bounds", {}).items():
+                holds, words = BOUNDS[name]
+                if value is not None and not holds(float(value), float(bound)):
+                    raise ValueError(f"{flag(field.name)} {value}: expected {words} {bound:g}")
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Return the fields of a config and of its parts by name, as --help lists them."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        values |= flat(value) if "part" in field.metadata else {field.name: value}
+    return values
+
+
+def _flags(cls: Any, defaults: dict[str, Any]) -> Iterator[tuple[Any, Field, Any, Any]]:
+    """Yield (config class, field, type, default) of every flag of a config class, parts included."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if "part" in field.metadata:
+            yield from _flags(hints[field.name], field.metadata["part"] | defaults)
+        else:
+            yield cls, field, hints[field.name], defaults.get(field.name, field.default)
+
+
+def _build(cls: Any, values: dict[str, Any]) -> Any:
+    """Make a config and its parts from the values of all flags."""
+    hints = typing.get_type_hints(cls)
+    return cls(
+        **{
+            field.name: _build(hints[field.name], values) if "part" in field.metadata else values[field.name]
+            for field in dataclasses.fields(cls)
+        }
+    )
+
+
+# --------------------------------------------------------------------------------------------------- flags
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and one line."""
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+
+
+def _converter(hint: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the converter of a flag's type and further arguments of add_argument."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _converter(next(arg for arg in args if arg is not type(None)), name)
+    if origin is Literal:
+        return type(args[0]), {"choices": args}
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        return args[0], {"nargs": "+"}
+    if hint in (str, int, float, Path):
+        return hint, {}
+    raise TypeError(f"{flag(name)}: no flag can be made of {hint}")
+
+
+def _help(field: Field, hint: Any, default: Any) -> str:
+    """Return a flag's help: its text, the paper's value and the default."""
+    notes = [] if field.metadata["paper"] is None else [f"paper: {field.metadata['paper']}"]
+    if default is dataclasses.MISSING:
+        notes.append("required")
+    elif hint is bool:
+        notes.append(f"default: {'on' if default else 'off'}")
+    elif default not in (None, "", ()):
+        notes.append(f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}")
+    return f"{field.metadata['help']} ({'; '.join(notes)})".replace(" ()", "").replace("%", "%%")
+
+
+def _add_flag(parser: Any, field: Field, hint: Any, default: Any) -> None:
+    required = default is dataclasses.MISSING
+    common: dict[str, Any] = {
+        "dest": field.name,
+        "help": _help(field, hint, default),
+        "required": required,
+        "default": None if required else default,
+    }
+    if hint is bool:
+        parser.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, **common)
+        return
+    kind, extra = _converter(hint, field.name)
+    if "choices" not in extra:
+        extra["metavar"] = {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
+    parser.add_argument(flag(field.name), type=kind, **common, **extra)
+
+
+def parse_config(
+    cls: type[C], argv: Sequence[str] | None = None, *, prog: str | None = None, description: str = ""
+) -> C:
+    """Make a config of class `cls` from the command line.
+
+    A bool is --x/--no-x and a tuple takes several values. Wrong, shortened and unknown flags end the process
+    with one line and exit code 2. Raises ValueError, naming the flag, for a value out of its bounds.
+    """
+    text = description or (cls.__doc__ or "").strip()
+    form = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog=prog, description=text, allow_abbrev=False, formatter_class=form)
+    groups: dict[Any, Any] = {cls: parser}
+    for owner, field, hint, default in _flags(cls, {}):
+        if owner not in groups:
+            groups[owner] = parser.add_argument_group((owner.__doc__ or "").strip().splitlines()[0])
+        _add_flag(groups[owner], field, hint, default)
+    values = vars(parser.parse_args(argv))
+    return typing.cast(
+        C,
+        _build(cls, {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}),
+    )
+
+
+# ----------------------------------------------------------------------------------------------- processes
+
+
+def _count(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdigit():
+        raise ValueError(f"environment variable {name} is {text!r}, expected a number")
+    return int(text)
+
+
+def rank() -> int:
+    """Return the number of this process, which torchrun sets; 0 without torchrun."""
+    return _count("RANK", 0)
+
+
+def world_size() -> int:
+    """Return the number of processes, which torchrun sets; 1 without torchrun."""
+    return max(1, _count("WORLD_SIZE", 1))
+
+
+def shard(items: Sequence[T]) -> list[T]:
+    """Return this process's share of the items: every WORLD_SIZE-th from RANK on.
+
+    Cut before finished work is left out, so that ranks never overlap.
+    """
+    return list(items[rank() :: world_size()])
+
+
+def main_guard(main: Callable[[], int | None]) -> int:
+    """Run a script's main and return its exit code.
+
+    Bad user data becomes one line on stderr, a bug keeps its traceback. RMSWEB_TRACEBACK=1 shows the
+    traceback of bad user data too.
+    """
+    try:
+        return main() or 0
+    except FileNotFoundError as error:
+        code, message = 3, str(error)
+    except ValueError as error:
+        code, message = 2, str(error)
+    except KeyboardInterrupt:
+        code, message = 130, "interrupted; everything finished so far is on disk, --resume goes on"
+    if os.environ.get("RMSWEB_TRACEBACK"):
+        traceback.print_exc()
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    return code
+
+
+def progress(
+    items: Iterable[Any] | None = None, *, total: int | None = None, label: str = "", initial: int = 0
+) -> Any:
+    """Return a progress bar on stderr (tqdm), silent on ranks other than 0.
+
+    Where stderr is a log file, it prints a line every five seconds at most.
+    """
+    terminal = sys.stderr.isatty()
+    return tqdm(
+        items,
+        total=total,
+        desc=label,
+        initial=initial,
+        disable=rank() != 0,
+        mininterval=0.2 if terminal else 5.0,
+        dynamic_ncols=terminal,
+    )

@@ -1,0 +1,279 @@
+"""Run folders: how a run is written, resumed, locked and read. This room is their only reader and writer.
+
+A folder holds config.json, env.json, prompt_config.json, metrics.jsonl, summary.json, screenshots/, and one
+file a rank and record kind (trajectories.rank0.jsonl, judgements.rank0.jsonl).
+
+ours: an episode counts once its trajectory line is on disk. Its judgement and its line of metrics are written
+just before; those without a trajectory (the process was killed in between) are dropped on resume, so nothing
+is written twice and nothing finished is lost.
+"""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from rmsweb.config import flag, flat, rank, world_size
+from rmsweb.records import (
+    Judgement,
+    RecordError,
+    Trajectory,
+    append_record,
+    cut_torn_line,
+    from_json,
+    is_success,
+    replace_file,
+    to_json,
+)
+
+PACKAGES = ("torch", "transformers", "safetensors", "flash-attn", "playwright", "httpx", "numpy", "pillow")
+MAX_ID_BYTES = 4_096
+
+
+class RunFolder:
+    """A run folder as its readers see it; nothing is made or changed, and files are read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # ------------------------------------------------------------------------------------------- JSON files
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the object in a JSON file of the folder, empty without such a file.
+
+        Raises RecordError, naming the file, for one that is not JSON.
+        """
+        file = self.path / name
+        if not file.exists():
+            return {}
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RecordError(f"{file}: not JSON ({error})") from None
+        return data if isinstance(data, dict) else {}
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        file = self.path / "metrics.jsonl"
+        lines = []
+        for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), 1):
+            try:
+                lines.append(json.loads(line))
+            except ValueError as error:
+                raise RecordError(f"{file}:{number}: not JSON ({error})") from None
+        return lines
+
+    # --------------------------------------------------------------------------------------------- episodes
+
+    def files(self, kind: str) -> list[Path]:
+        """Return the files of all ranks of a record kind, in order of rank."""
+        return sorted(self.path.glob(f"{kind}.rank*.jsonl"), key=_rank_of)
+
+    def finished(self) -> dict[str, tuple[Path, int]]:
+        """Return where each committed trajectory lies: trajectory id -> (file, byte offset), sorted by id."""
+        found: dict[str, tuple[Path, int]] = {}
+        for path in self.files("trajectories"):
+            for offset, line in _whole_lines(path):
+                start = line.index(b":") + 1  # the id comes first; the rest of a long line need not be parsed
+                text = line[start : start + MAX_ID_BYTES].decode("utf-8", "ignore")
+                found[json.JSONDecoder().raw_decode(text)[0]] = (path, offset)
+        return dict(sorted(found.items()))
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Yield the committed trajectories of all ranks by id, one at a time: a long run exceeds memory."""
+        for path, offset in self.finished().values():
+            with open(path, "rb") as file:
+                file.seek(offset)
+                yield from_json(Trajectory, json.loads(file.readline()), f"{path} (byte {offset})")
+
+    def judgements(self) -> dict[str, Judgement]:
+        """Return the judgements of all ranks by trajectory id; a later one replaces an earlier one."""
+        lines = [(path, line) for path in self.files("judgements") for _, line in _whole_lines(path)]
+        found = [from_json(Judgement, json.loads(line), str(path)) for path, line in lines]
+        return {item.trajectory_id: item for item in found}
+
+    def judged(self) -> Iterator[tuple[Trajectory, Judgement | None]]:
+        """Yield each trajectory with its judgement."""
+        verdicts = self.judgements()
+        for trajectory in self.trajectories():
+            yield trajectory, verdicts.get(trajectory.trajectory_id)
+
+
+class RunWriter(RunFolder):
+    """A run folder that this process writes.
+
+    Rank 0 locks the folder for all ranks of the run until `close` or the end of the process.
+    """
+
+    def __init__(
+        self, path: Path, config: Any = None, *, resume: bool = False, may_differ: Sequence[str] = ()
+    ) -> None:
+        """Make the folder, or open it again with `resume`; rank 0 writes config.json and env.json.
+
+        Raises ValueError where another process writes the folder, where it holds a run and `resume` is off,
+        or where a config value differs from the run's and is not in `may_differ`.
+        """
+        super().__init__(path)
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(path / ".lock")
+        self.metrics_path = path / ("metrics.jsonl" if rank() == 0 else f"metrics.rank{rank()}.jsonl")
+        if rank() == 0:
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                raise ValueError(
+                    f"{path}: another process writes this run; wait for it, or choose another --out"
+                ) from None
+        cut_torn_line(self.metrics_path)
+        if rank() == 0 and config is not None:
+            self._start(to_json(flat(config)), resume, {*may_differ, "resume"})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process write the folder."""
+        self._lock.release()
+
+    def _start(self, config: dict[str, Any], resume: bool, free: set[str]) -> None:
+        """Compare the config with the run's, where there is one, and write it."""
+        if (self.path / "config.json").exists() and any(self.path.glob("*.jsonl")):
+            if not resume:  # a start that failed before its first record is no run
+                raise ValueError(
+                    f"{self.path} already holds a run: go on with --resume, or choose another --out"
+                )
+            before = self.json("config.json")
+            for name in sorted((before.keys() | config.keys()) - free):
+                if before.get(name) != config.get(name):
+                    raise ValueError(
+                        f"{flag(name)} is {config.get(name)!r}, but the run in {self.path} was started with "
+                        f"{before.get(name)!r}"
+                    )
+        self.write_json("config.json", config)
+        self.write_json("env.json", environment())
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Replace a JSON file of the folder as a whole."""
+        write_json(self.path / name, value)
+
+    # ---------------------------------------------------------------------------------------------- metrics
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        with open(self.metrics_path, "a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(to_json(values), ensure_ascii=False) + "\n")
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop the lines of metrics.jsonl after `step`, which a resumed run writes again; -1 drops all."""
+        self._keep(self.metrics_path, lambda line: line["step"] <= step)
+
+    # --------------------------------------------------------------------------------------------- episodes
+
+    def records(self, kind: str) -> Path:
+        """Return this rank's file of a record kind: "trajectories" is trajectories.rank0.jsonl."""
+        return self.path / f"{kind}.rank{rank()}.jsonl"
+
+    def commit(self, trajectory: Trajectory, judgement: Judgement | None, seconds: float) -> None:
+        """Write an episode, finished `seconds` after the start of the run.
+
+        Its judgement and its line of metrics come first, then the trajectory, which makes it count.
+        """
+        if judgement is not None:
+            append_record(self.records("judgements"), judgement)
+        self.log(
+            {
+                "trajectory": trajectory.trajectory_id,
+                "round": trajectory.source.round,
+                "success": is_success(trajectory, judgement),
+                "ended": trajectory.ended,
+                "steps": len(trajectory.steps),
+                "prompt_tokens": trajectory.usage.prompt_tokens,
+                "completion_tokens": trajectory.usage.completion_tokens,
+                "seconds": round(seconds, 1),
+            }
+        )
+        append_record(self.records("trajectories"), trajectory)
+
+    def repair(self) -> None:
+        """Cut torn last lines and drop judgements and metrics without a trajectory; call before resuming.
+
+        The files of ranks that no longer exist (WORLD_SIZE shrank) are shared out among those that do.
+        """
+        beside = [*self.files("judgements"), *self.path.glob("metrics*.jsonl")]
+        paths = [*self.files("trajectories"), *beside]
+        mine = [path for path in paths if _rank_of(path) % world_size() == rank()]
+        for path in mine:
+            cut_torn_line(path)
+        known = self.finished()
+        for path in mine:
+            if path in beside:
+                self._keep(path, lambda line: _episode_of(line) is None or _episode_of(line) in known)
+
+    def _keep(self, path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop the lines of a file that are not wanted."""
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in lines if wanted(json.loads(line))]
+        if len(kept) < len(lines):
+            with replace_file(path) as temporary:
+                temporary.write_bytes(b"".join(kept))
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.name.split(".rank")[1].split(".")[0]) if ".rank" in path.name else 0
+
+
+def _episode_of(line: dict[str, Any]) -> str | None:
+    """Return the episode that a judgement or a line of metrics is about; None for a header."""
+    return line.get("trajectory_id", line.get("trajectory"))
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (byte offset, line) of a record file, without its header and without an unfinished last line."""
+    with open(path, "rb") as file:
+        offset = len(file.readline())
+        for line in file:
+            if line.endswith(b"\n"):
+                yield offset, line
+            offset += len(line)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file as a whole; dataclasses and paths are converted."""
+    with replace_file(path) as temporary:
+        text = json.dumps(to_json(value), indent=1, ensure_ascii=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def environment() -> dict[str, Any]:
+    """Return what a run ran on: versions, machine, command line.
+
+    No environment variable is in it, because one may hold a key.
+    """
+
+    def version(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": {name: found for name in PACKAGES if (found := version(name)) is not None},
+        "argv": sys.argv,
+        "world_size": world_size(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
