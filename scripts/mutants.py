@@ -63,9 +63,9 @@ LIST = {
         ("weight: float = 1.0", "weight: float = 0.75"),
         # comparisons
         ("return False if value is None or value in ([], ()) else value", "return value"),
-        ("if index is not None and index not in prompt_indices and", "if index is not None and index in prompt_indices and"),
+        ("if index is not None and index not in prompt_indices and not is_page:", "if index is not None and index in prompt_indices and not is_page:"),
         ('return WRONG, f"index {invalid} is not in the prompt"', 'return TYPE, f"index {invalid} is not in the prompt"'),
-        (' and not (name == "frame_element_index" and index == 0)', ""),
+        (" and not is_page:", ":"),
         ('return (TYPE, "success flag missing") if None in flags', 'return (WRONG, "success flag missing") if None in flags'),
         ('else (WRONG, "success flag mismatches")', 'else (TYPE, "success flag mismatches")'),
         ('"query differs": (CORE,', '"query differs": (EXACT,'),
@@ -74,7 +74,7 @@ LIST = {
         ('if comparison == "text" and texts_similar(predicted, target):', 'if comparison == "text":'),
         ("if predicted.name != target.name:", "if False:"),
         ("if found < level:", "if found > level:"),
-        ("if level == EXACT and (other :=", "if (other :="),
+        ("if level == EXACT and other:", "if other:"),
         # soft-F1
         ("best[t - 1][p - 1] + weights[t - 1] * level", "best[t - 1][p - 1] + level"),
         ("best[t - 1][p - 1] + weights[t - 1] * level", "best[t - 1][p] + weights[t - 1] * level"),
