@@ -4,7 +4,7 @@
 browser. The states are four mined ones of a real run, the policy is the tiny base of the playground. The
 rollouts were sampled once and are kept beside the states, so that everybody reads the same text; `--sample`
 draws them anew, `--write` writes docs/walkthrough.md. All values are computed by the functions that
-train_rl.py uses. """
+train_rl.py uses."""
 
 import argparse
 import json
@@ -164,7 +164,8 @@ def describe_prompt(policy: PolicyModel, group: SampledGroup) -> Iterator[str]:
         f"""Its action span A is characters {start} to {end}, `{sample.target_text[start:end]}`: tokens
         {first} to {stop} of {len(state.target_ids)}. The brackets are in; the reasoning before and
         end-of-turn after are not (`records.StepSample.action_span`, `engine.policy.token_span`,
-    `salvage.states.span_mask`).""" )
+    `salvage.states.span_mask`)."""
+    )
 
 
 def describe_rewards(group: SampledGroup) -> Iterator[str]:
@@ -179,8 +180,9 @@ def describe_rewards(group: SampledGroup) -> Iterator[str]:
     yield table(("i", "rollout", "reward", "why", "advantage A"), rows)
     yield paragraph(
         f"""Mean {found.mean:.4f}, Bessel-corrected sigma {found.std:.4f}, best {found.best:.4f}. sigma >=
-        0.10: {"yes" if found.has_contrast else "no"}; best >= 0.55: {"yes" if found.is_competent else
-        "no"}. So k_g = {int(found.accepted)}: the group is **{"accepted" if found.accepted else "rejected"}**
+        0.10: {"yes" if found.has_contrast else "no"}; best >= 0.55: {
+            "yes" if found.is_competent else "no"
+        }. So k_g = {int(found.accepted)}: the group is **{"accepted" if found.accepted else "rejected"}**
         (`{found.cell}`)."""
     )
 
@@ -308,21 +310,27 @@ def target_logprob(policy: PolicyModel, state: State) -> float:
     return masked_mean(found, state.target_mask) or 0.0
 
 
-INTRODUCTION = f"""Printed by `python scripts/walkthrough.py`, which computes every number below with the
-functions that `train_rl.py` uses. Four states of a real run (`docs/walkthrough/`), n = {CONFIG.num_rollouts}
-rollouts each, B = {CONFIG.train_batch}, M = {CONFIG.mini_batch}; the policy is the tiny base with fresh
-adapters, so before the first update it equals its reference. The rollouts are kept in a file, because
-another processor may round differently and sample another token; the last digits of other numbers may
-differ for the same reason."""
-GATES = """`salvage.step.generate` samples, `salvage.reward.score` compares with the target (Table 4), and
-`salvage.gating.gate` is Eq. 1: k_g = 1[sigma >= 0.10] 1[max r >= 0.55], A = k_g (r - mean) / (sigma +
-1e-6).""" TERMS = """Old log-probs are the trainer's own, before the first update; reference log-probs are
-those without adapters (`salvage.step.log_probs`). A row shows token means of an answer: log-probs, the
-importance ratio, PG = -min(ratio A, clip(ratio, 0.8, 1.32) A) of Eq. 2, the KL estimate k3, and the NLL of
-the target's action span, which Eq. 3 adds for rejected groups alone (`salvage.objective`)."""
-FIRST_UPDATE = """In the first mini-batch policy, old policy and reference are the same: every ratio is 1,
-every KL 0, and PG is -A. Only the gradient tells what will be learnt. In the second one the first update
-has moved the policy."""
+INTRODUCTION = f"""
+Printed by `python scripts/walkthrough.py`, which computes every number below with the functions that
+`train_rl.py` uses. Four states of a real run (`docs/walkthrough/`), n = {CONFIG.num_rollouts} rollouts each,
+B = {CONFIG.train_batch}, M = {CONFIG.mini_batch}; the policy is the tiny base with fresh adapters, so before the
+first update it equals its reference. The rollouts are kept in a file, because another processor may round
+differently and sample another token; the last digits of other numbers may differ for the same reason.
+"""
+GATES = """
+`salvage.step.generate` samples, `salvage.reward.score` compares with the target (Table 4), and
+`salvage.gating.gate` is Eq. 1: k_g = 1[sigma >= 0.10] 1[max r >= 0.55], A = k_g (r - mean) / (sigma + 1e-6).
+"""
+TERMS = """
+Old log-probs are the trainer's own, before the first update; reference log-probs are those without adapters
+(`salvage.step.log_probs`). A row shows token means of an answer: log-probs, the importance ratio,
+PG = -min(ratio A, clip(ratio, 0.8, 1.32) A) of Eq. 2, the KL estimate k3, and the NLL of the target's action
+span, which Eq. 3 adds for rejected groups alone (`salvage.objective`).
+"""
+FIRST_UPDATE = """
+In the first mini-batch policy, old policy and reference are the same: every ratio is 1, every KL 0, and PG is
+-A. Only the gradient tells what will be learnt. In the second one the first update has moved the policy.
+"""
 
 
 def describe_selection(walk: Walk) -> str:
