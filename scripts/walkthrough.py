@@ -313,8 +313,8 @@ def target_logprob(policy: PolicyModel, state: State) -> float:
 INTRODUCTION = f"""
 Printed by `python scripts/walkthrough.py`, which computes every number below with the functions that
 `train_rl.py` uses. Four states of a real run (`docs/walkthrough/`), n = {CONFIG.num_rollouts} rollouts each,
-B = {CONFIG.train_batch}, M = {CONFIG.mini_batch}; the policy is the tiny base with fresh adapters, so before the
-first update it equals its reference. The rollouts are kept in a file, because another processor may round
+B = {CONFIG.train_batch}, M = {CONFIG.mini_batch}; the policy is the tiny base with fresh adapters, so before
+the first update it equals its reference. The rollouts are kept in a file, because another processor may round
 differently and sample another token; the last digits of other numbers may differ for the same reason.
 """
 GATES = """
