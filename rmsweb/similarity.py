@@ -9,9 +9,12 @@ indices and near-identical URLs with another date do not; it leaves the measure 
 Deviations, all `ours:` because the paper names no measure:
 1. Texts are near by content words and guarded tokens, not by an edit ratio: a ratio scores "100" and "1000"
    above 0.85.
-2. Word order is ignored, except that a word behind `from`, `to`, `between`, `before`, ... may not change
-   (swapped origin and destination).
-3. A URL whose query contradicts a date of the other one is another destination, although host and path match.
+2. Order counts where it carries meaning. Numbers, dates, comparisons and sort directions are compared in
+   order, a number keeps the word that it counts, and the word behind `from`, `to`, `between`, `before`, ...
+   may not change. The order of other words is ignored.
+3. What follows a digit without a space belongs to the number (1990s, 10²), and so does a unit: 20 is not
+   20 %. Mail addresses, URLs and paths are one token each.
+4. A URL whose query contradicts a date of the other one is another destination, although host and path match.
 """
 
 import re
@@ -30,15 +33,18 @@ _SMALL = (
     "those to was we were will with you your"
 )
 _NEGATIONS = "no non none not nor never neither without except excluding cannot unless anti un"
-_BOUNDS = (
-    "under over below above less fewer more least most min max minimum maximum before after until since am "
-    "pm lowest highest cheapest ascending descending"
+_COMPARISONS = (
+    "under over below above less fewer more least most min max minimum maximum before after until since "
+    "lt gt le ge"
+)
+_DIRECTIONS = (
+    "lowest highest cheapest priciest ascending descending asc desc increasing decreasing newest oldest "
+    "latest earliest low high first last azorder zaorder"
 )
 _NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand "
-    "million billion half double "
-    "first second third fourth fifth sixth seventh eighth ninth tenth"
+    "million billion half double second third fourth fifth sixth seventh eighth ninth tenth"
 )
 _WEEKDAYS = (
     "monday tuesday wednesday thursday friday saturday sunday mon tue wed thu fri sat sun "
@@ -51,18 +57,31 @@ _STOP_WORDS = frozenset(_SMALL.split())
 _MONTH_NUMBER = {
     name[:length]: number for number, name in enumerate(_MONTHS.split(), 1) for length in {3, len(name)}
 } | {"sept": 9}
-_GUARDED = frozenset(f"{_NEGATIONS} {_BOUNDS} {_NUMBER_WORDS} {_WEEKDAYS}".split()) | set(_MONTH_NUMBER)
+_NEGATION = frozenset(_NEGATIONS.split())
+_ORDERED = frozenset(f"{_COMPARISONS} {_DIRECTIONS} {_NUMBER_WORDS} {_WEEKDAYS}".split()) | set(_MONTH_NUMBER)
 _RELATIONS = frozenset(_BINDING.split())
 
 _ACCENT = re.compile("[\u0300-\u036f]")  # other scripts' combining marks are letters of their own
+_SUPERSCRIPT = re.compile("[²³¹⁰⁴-⁹₀-₉]+")  # NFKD would make 102 of 10²
 _NOT_CONTRACTED = re.compile(r"n['’]t\b")
 _MINUS = re.compile(r"(?<![^\s(\[$€£¥])[-−–](?=[^\W_])")  # a sign or a search engine's "not", unlike a hyphen
 _THOUSANDS = re.compile(r"(?<=\d)[,'’](?=\d{3}(?!\d))")
-_GLUED = re.compile(r"(?<=\d)(am|pm)\b|(?<=\d)(?:st|nd|rd|th)\b")
-# A word or number of a folded text; also 3.5, 12:30, c++.
-_TOKEN = re.compile("[a-z0-9\x80-\U0010ffff]+(?:[.:][0-9]+)*[+#]*")
-_UNIT = re.compile(r"[€£¥₹$%°]")
-_SIGNS = re.compile(r"[€£¥₹°−–]")
+_ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b")
+_CLOCK = re.compile(r"(?<=\d)\s+(?=[ap]\.?m\b)")  # 3 pm is 3pm
+_SIGN = re.compile(r"<=|>=|≤|≥|<|>")
+_SIGN_NAMES = {"<=": " le ", "≤": " le ", ">=": " ge ", "≥": " ge ", "<": " lt ", ">": " gt "}
+_SORT = re.compile(r"\b(a\s*(?:-|–|to|→|->)\s*z|z\s*(?:-|–|to|→|->)\s*a)\b")
+_ADDRESS = re.compile(
+    r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"  # mail
+    r"|(?:https?://|www\.)[^\s<>\"')\]]+"
+    r"|(?<![^\s(\"'])~?(?:/[\w.%-]+)+/?(?!\w)"  # path
+)
+_UNITS = "€£¥₹$%°"
+_UNIT_BEFORE = re.compile(rf"([{_UNITS}])\s?(\d+(?:[.:]\d+)*)")
+_UNIT_BEHIND = re.compile(rf"(?<=\d)\s?([{_UNITS}])")
+# A word or number of a folded text; also 3.5, 12:30, c++, and the units of numbers.
+_TOKEN = re.compile(rf"[a-z0-9\x80-\U0010ffff{_UNITS}]+(?:[.:][0-9]+)*[{_UNITS}+#]*")
+_NUMBER = re.compile(rf"(\d+(?:[.:]\d+)*[{_UNITS}]*)([^\W\d_]*\w*)")  # digits with their unit, letters
 
 
 def jaccard(a: Iterable[Hashable], b: Iterable[Hashable]) -> float:
@@ -77,53 +96,114 @@ def jaccard(a: Iterable[Hashable], b: Iterable[Hashable]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class _Number:
+    """A token whose order and neighbours carry meaning: a number, a date, a comparison, a sort direction."""
+
+    value: str  # digits with their unit; a word; a date as date<year>x<month>x<day>
+    suffix: str  # letters glued to the digits: "s" of 1990s, "pm" of 3pm
+    before: str  # the content word before it
+    behind: str  # the content word behind it
+
+    def matches(self, other: "_Number") -> bool:
+        """Say whether two tokens are the same number: "16gb" is "16 gb", and "1990s" is not "1990"."""
+        if self.value != other.value:
+            return False
+        if self.suffix == other.suffix:
+            return True
+        if self.suffix and other.suffix:
+            return False
+        return (self.suffix or other.suffix) == (other.behind if self.suffix else self.behind)
+
+
+@dataclass(frozen=True, slots=True)
 class _Folded:
     """A text without its formatting."""
 
     content: tuple[str, ...]  # content words and numbers, singular
-    guarded: Counter[str]  # tokens that carry a number, a negation, a bound or a date
+    ordered: tuple[_Number, ...]  # numbers, dates, comparisons, directions, in order
+    negations: Counter[str]
     letters: str  # all letters and digits on end
-    digits: tuple[str, ...]  # runs of digits, in order
-    # "from" -> the content words behind it; "unit" -> currency and per cent signs
-    relations: dict[str, set[str]]
+    relations: dict[str, set[str]]  # "from" -> the content words behind it
 
 
 def _plain(text: str) -> str:
     """Return a text without accents and case.
 
-    A sign beyond ASCII that is no letter, digit or combining mark becomes a space.
+    A sign beyond ASCII that is no letter, digit, unit, comparison or combining mark becomes a space.
     """
-    plain = _ACCENT.sub("", unicodedata.normalize("NFKD", text)).casefold()
+    kept = _SUPERSCRIPT.sub(lambda found: "sup" + unicodedata.normalize("NFKD", found[0]), text)
+    plain = _ACCENT.sub("", unicodedata.normalize("NFKD", kept)).casefold()
     if plain.isascii():
         return plain
     return "".join(
         char
-        if char < "\x80" or char in "€£¥₹°’−–" or char.isalnum() or unicodedata.category(char)[0] == "M"
+        if char < "\x80" or char in "€£¥₹°’−–≤≥→" or char.isalnum() or unicodedata.category(char)[0] == "M"
         else " "
         for char in plain
     )
 
 
 def _singular(word: str) -> str:
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+    plural = len(word) > 3 and word.endswith("s") and not word.endswith("ss")
+    return word[:-1] if plural and not any(char.isdigit() for char in word) else word
+
+
+def _address_token(found: "re.Match[str]") -> str:
+    """Return an address as one word: its letters and digits, with the other signs spelt out."""
+    return (
+        " " + "".join(char if char.isalnum() else f"q{ord(char):x}q" for char in found[0].rstrip(".,/")) + " "
+    )
+
+
+def _date_token(found: "re.Match[str]") -> str:
+    """Return a date as one word; what looks like a date and is none stays."""
+    date = _date_of(found)
+    return found[0] if date is None else f" date{date[0]}x{date[1]}x{date[2]} "
+
+
+def _tokens(text: str) -> list[str]:
+    """Return the words and numbers of a text, folded."""
+    plain = _ADDRESS.sub(_address_token, _plain(text))
+    plain = _SORT.sub(lambda found: " azorder " if found[0][0] == "a" else " zaorder ", plain)
+    plain = _SIGN.sub(lambda found: _SIGN_NAMES[found[0]], plain)
+    plain = _DATE.sub(_date_token, _THOUSANDS.sub("", plain))
+    plain = _MINUS.sub(" not ", _NOT_CONTRACTED.sub(" not", plain))
+    plain = _UNIT_BEHIND.sub(r"\1", _UNIT_BEFORE.sub(r"\2\1", plain))  # a unit goes behind its number
+    plain = _ORDINAL.sub("", _CLOCK.sub("", plain).replace("'", "").replace("’", ""))
+    words = (
+        _singular(word)
+        for word in _TOKEN.findall(plain.replace("−", " ").replace("–", " ").replace("→", " "))
+    )
+    return [word for word in words if word.strip(_UNITS) or len(word) == 1]
+
+
+def _number(words: list[str], place: int) -> _Number | None:
+    """Return the word at a place as a number with its neighbours; None where its order has no meaning."""
+    word = words[place]
+    before, behind = (
+        words[near] if 0 <= near < len(words) and words[near] not in _STOP_WORDS else ""
+        for near in (place - 1, place + 1)
+    )
+    parts = _NUMBER.fullmatch(word)
+    if parts:
+        return _Number(parts[1], parts[2], before, behind)
+    if word in _ORDERED or any(char.isdigit() for char in word):
+        return _Number(word, "", before, behind)
+    return None
 
 
 def _fold(text: str) -> _Folded:
-    plain = _MINUS.sub(" not ", _NOT_CONTRACTED.sub(" not", _plain(text)))
-    relations: dict[str, set[str]] = {"unit": set(_UNIT.findall(plain))}
-    plain = _GLUED.sub(
-        lambda match: f" {match[1] or ''}",
-        _SIGNS.sub(" ", _THOUSANDS.sub("", plain).replace("'", "").replace("’", "")),
-    )
-    words = [_singular(word) for word in _TOKEN.findall(plain)]
+    words = _tokens(text)
+    relations: dict[str, set[str]] = {}
     for before, word in pairwise(words):
         if before in _RELATIONS and word not in _STOP_WORDS:
             relations.setdefault(before, set()).add(word)
+    ordered = (_number(words, place) for place in range(len(words)))
     return _Folded(
         content=tuple(word for word in words if word not in _STOP_WORDS),
-        guarded=Counter(word for word in words if word in _GUARDED or any(char.isdigit() for char in word)),
+        ordered=tuple(found for found in ordered if found is not None),
+        negations=Counter(word for word in words if word in _NEGATION),
         letters="".join(words),
-        digits=tuple(re.findall(r"\d+", plain)),
         relations=relations,
     )
 
@@ -139,29 +219,54 @@ def text_similarity(a: str, b: str) -> float:
     return jaccard(_fold(a).content, _fold(b).content)
 
 
+def _same_order(x: _Folded, y: _Folded) -> bool:
+    """Say whether numbers, comparisons and directions of two texts agree, in order and with what they count.
+
+    "2 rooms 3 guests" and "2 guests 3 rooms" have the same numbers in order, but 2 rooms are not 3 rooms.
+    """
+    if len(x.ordered) != len(y.ordered):
+        return False
+    if not all(a.matches(b) for a, b in zip(x.ordered, y.ordered, strict=True)):
+        return False
+    for side in ("before", "behind"):
+        counts: list[dict[str, set[str]]] = []
+        for text in (x, y):
+            counted: dict[str, set[str]] = {}
+            for number in text.ordered:
+                if word := getattr(number, side):
+                    counted.setdefault(word, set()).add(number.value)
+            counts.append(counted)
+        if any(counts[0][word].isdisjoint(counts[1][word]) for word in counts[0].keys() & counts[1].keys()):
+            return False
+    return True
+
+
 def texts_similar(a: str, b: str) -> bool:
     """Say whether two texts mean the same (Table 4, "text similarity high").
 
-    Content words overlap by 0.8, and no number, negation, bound or date differs.
+    Content words overlap by 0.8, and no number, date, comparison, sort direction or negation differs.
 
     >>> texts_similar("wireless mouse", "Wireless  Mouse."), texts_similar("a table for 2", "the table for 2")
     (True, True)
     >>> texts_similar("100", "1000"), texts_similar("flights in March", "flights in May")
     (False, False)
+    >>> texts_similar("2026-03-05", "March 5, 2026"), texts_similar("05/03/2026", "03/05/2026")
+    (True, False)
     """
     if a == b:
         return True
     x, y = _fold(a), _fold(b)
     if not x.content or not y.content:  # punctuation and small words: only spaces and case are formatting
         return " ".join(a.casefold().split()) == " ".join(b.casefold().split())
+    if not _same_order(x, y) or x.negations != y.negations:
+        return False
     if any(
-        x.relations[word] and y.relations[word] and x.relations[word].isdisjoint(y.relations[word])
-        for word in x.relations.keys() & y.relations.keys()
+        x.relations[word].isdisjoint(y.relations[word]) for word in x.relations.keys() & y.relations.keys()
     ):
         return False
-    if x.letters == y.letters and x.digits == y.digits:  # "wi-fi" and "wifi"
-        return x.guarded.keys() & _GUARDED == y.guarded.keys() & _GUARDED
-    return x.guarded == y.guarded and jaccard(x.content, y.content) >= SIMILAR_TEXT
+    return (
+        x.letters == y.letters or jaccard(x.content, y.content) >= SIMILAR_TEXT
+    )  # letters: "wi-fi" and "wifi"
 
 
 # ------------------------------------------------------------------------------------------------------- URLs
@@ -178,13 +283,19 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _DATE_KEY = re.compile(
     r"(?:^|[^a-z]|start|end|in|out|arrival|departure|return|pickup|dropoff|from|to)(?:date|day|month|year)s?(?:$|[^a-z])|check[_-]?(?:in|out)$"
 )
-_NUMERIC_DATE = re.compile(
-    r"(?<!\d)(?:(\d{4})[-/.]?(\d{2})[-/.]?(\d{2})|(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})[-/.](\d{1,2})[-/.](\d{4}))(?!\d)"
-)
 _MONTH_NAME = "|".join(sorted(_MONTH_NUMBER, key=len, reverse=True))
-_NAMED_DATE = re.compile(
-    rf"(?:(\d{{1,2}})(?:st|nd|rd|th)?[\s,._+-]*)?\b({_MONTH_NAME})\b[\s,._+-]*(\d{{1,2}}(?!\d))?"
+# Year first; month (or an unmistakable day) first; day with a month's name; month's name with a day. The last
+# two may lack a year.
+_DATE = re.compile(
+    rf"""
+    (?<!\d) (?: (\d{{4}})[-/.]?(\d{{2}})[-/.]?(\d{{2}}) | (\d{{4}})-(\d{{1,2}})-(\d{{1,2}})
+               | (\d{{1,2}})[-/.](\d{{1,2}})[-/.](\d{{4}}) ) (?!\d)
+    | (?<!\d)(\d{{1,2}})(?:st|nd|rd|th)?(?:\s+of)?[\s,._+-]*\b({_MONTH_NAME})\b(?:[\s,._+-]*(\d{{4}})(?!\d))?
+    | \b({_MONTH_NAME})\b[\s,._+-]*(\d{{1,2}})(?:st|nd|rd|th)?(?![\d:])(?:[\s,._+-]+(\d{{4}})(?!\d))?
+    """,
+    re.VERBOSE,
 )
+Date = tuple[int, int, int]  # year, month, day; 0 for a part that is not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,51 +357,75 @@ def parse_url(url: str) -> Url:
     )
 
 
-def dates_in(text: str) -> set[tuple[int, int, int]]:
-    """Return the dates of a text as (year, month, day), 0 for a part that is not given.
+def _date_of(found: "re.Match[str]") -> Date | None:
+    """Return the date of a match of _DATE; None for numbers that are no date.
 
-    ours: 3/4/2026 is read month first, as on the paper's US sites.
+    ours: 3/4/2026 is read month first, as on the paper's US sites, unless the first number cannot be a month.
+    """
+    year, month, day = 0, 0, 0
+    if found[1] or found[4]:
+        year, month, day = (int(part) for part in found.groups()[:6] if part)
+    elif found[7]:
+        month, day, year = int(found[7]), int(found[8]), int(found[9])
+        if month > 12:
+            month, day = day, month
+    elif found[11]:
+        year, month, day = int(found[12] or 0), _MONTH_NUMBER[found[11]], int(found[10])
+    else:
+        year, month, day = int(found[15] or 0), _MONTH_NUMBER[found[13]], int(found[14])
+    valid = 1 <= month <= 12 and 1 <= day <= 31 and (year == 0 or 1900 <= year <= 2200)
+    return (year, month, day) if valid else None
+
+
+def dates_in(text: str) -> set[Date]:
+    """Return the dates of a text.
 
     >>> sorted(dates_in("2026-03-04 to 5 Mar")) == [(0, 3, 5), (2026, 3, 4)]
     True
     """
-    dates = set()
-    for match in _NUMERIC_DATE.finditer(text):
-        year, month, day = ([int(part) for part in match.groups() if part is not None] + [0])[:3]
-        if match[9] is not None:
-            month, day, year = year, month, day
-            if month > 12:
-                month, day = day, month
-        if 1 <= month <= 12 and 1 <= day <= 31 and 1900 <= year <= 2200:
-            dates.add((year, month, day))
-    for match in _NAMED_DATE.finditer(text.casefold()):
-        if match[1] or match[3]:
-            dates.add((0, _MONTH_NUMBER[match[2]], int(match[1] or match[3])))
-    return dates
+    return {date for found in _DATE.finditer(text.casefold()) if (date := _date_of(found)) is not None}
+
+
+def _same_day(a: Date, b: Date) -> bool:
+    """Say whether two dates may be one day: a part that one of them does not give is no difference."""
+    return all(x == y or 0 in (x, y) for x, y in zip(a, b, strict=True))
+
+
+def _missing(dates: set[Date], others: set[Date]) -> bool:
+    """Say whether a date has no counterpart among the others."""
+    return any(not any(_same_day(date, other) for other in others) for date in dates)
 
 
 def _names_date(key: str, value: str) -> bool:
     """Say whether a query parameter holds a date, or a part of one."""
-    part = any(char.isdigit() for char in value) or value.casefold() in _GUARDED
+    part = any(char.isdigit() for char in value) or value.casefold() in _ORDERED
     return bool(dates_in(value)) or (part and bool(_DATE_KEY.search(_CAMEL.sub("_", key).lower())))
 
 
-def _date_contradicted(target: Url, other: Url) -> bool:
-    """Whether a date of the target's query stands as another date in the other query.
+def _date_part(value: str) -> str:
+    """Return a part of a date in one spelling: "March ", "mar" and "03" are 3."""
+    plain = value.strip().casefold()
+    return str(_MONTH_NUMBER.get(plain, plain)).lstrip("0")
 
-    A date left out is no contradiction.
+
+def _date_contradicted(target: Url, other: Url) -> bool:
+    """Say whether a date of the target's query is another date in the other query.
+
+    A date left out is no contradiction, nor is a year.
     """
     wanted, found = dict(target.query), dict(other.query)
     for key, value in wanted.items():
         there = found.get(key, "")
-        if (
-            there not in ("", value)
-            and _names_date(key, value)
-            and not (dates_in(value) and dates_in(value) == dates_in(there))
-        ):
+        if not there.strip() or not (_names_date(key, value) or _names_date(key, there)):
+            continue
+        dates, others = dates_in(value), dates_in(there)
+        if dates and others:
+            if _missing(dates, others) or _missing(others, dates):
+                return True
+        elif _date_part(value) != _date_part(there):
             return True
     dates, others = (set().union(*(dates_in(value) for _, value in url.query)) for url in (target, other))
-    return bool(dates - others) and bool(others - dates)
+    return bool(others) and _missing(dates, others) and _missing(others, dates)
 
 
 def compare_urls(target: str, other: str) -> UrlMatch:

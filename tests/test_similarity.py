@@ -1,9 +1,11 @@
 """Laws of text and URL comparison."""
 
 import string
+from datetime import date
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import free_text, phrases, urls
 
@@ -23,6 +25,17 @@ NEAR = [
     ("“quoted” text", "quoted text"),
     ("one two three four five red", "one two three four five red shoes"),  # 6 of 7 words
     ("", " "),
+    ("2026-03-05", "March 5, 2026"),
+    ("03/05/2026", "2026-03-05"),
+    ("5 Mar 2026", "March 5th, 2026"),
+    ("20 %", "20%"),
+    ("€20", "20 €"),
+    ("<100 miles", "< 100 miles"),
+    ("16 GB", "16gb"),
+    ("Name (A-Z)", "name a to z"),
+    ("Ann@Bell.com", "ann@bell.com"),
+    ("2 rooms, 3 guests", "2 room 3 guest"),
+    ("see https://a.com/x.", "see https://a.com/x"),
 ]
 FAR = [
     ("100", "1000"),
@@ -54,6 +67,33 @@ FAR = [
     ("!", "?"),
     ("कि", "की"),
     ("one two red green", "one two red green blue yellow"),  # 4 of 6 words
+    # order carries meaning
+    ("2026-03-05", "2026-05-03"),
+    ("05/03/2026", "03/05/2026"),
+    ("from 2026-03-05 till 2026-03-08", "from 2026-03-08 till 2026-03-05"),
+    ("2 rooms 3 guests", "3 rooms 2 guests"),
+    ("2 rooms 3 guests", "2 guests 3 rooms"),
+    ("rooms: 2, guests: 3", "guests: 2, rooms: 3"),
+    ("over 50 under 100", "under 50 over 100"),
+    ("price low to high", "price high to low"),
+    ("low-high", "high-low"),
+    ("Name (A-Z)", "Name (Z-A)"),
+    ("< 100", "> 100"),
+    ("<= 5", "< 5"),
+    ("before May 5", "after May 5"),
+    ("monday to friday", "friday to monday"),
+    ("newest reviews of a big hotel in the old town", "oldest reviews of a big hotel in the old town"),
+    # addresses are one token
+    ("ann@bell.com", "bell@ann.com"),
+    ("/home/ann/notes", "/notes/ann/home"),
+    ("https://a.com/x?y=1", "https://a.com/x?y=2"),
+    # what follows a digit is part of the number
+    ("1990s", "1990"),
+    ("100s", "100"),
+    ("10²", "102"),
+    ("20%", "20"),
+    ("$20", "20"),
+    ("10:30", "30:10"),
 ]
 
 
@@ -87,6 +127,78 @@ def test_texts_similarity_is_total_and_symmetric(a: str, b: str) -> None:
     assert c.text_similarity(a, b) == c.text_similarity(b, a)
     assert 0 <= c.text_similarity(a, b) <= 1
     assert c.texts_similar(a, a)
+
+
+numbers = st.lists(st.integers(0, 2000).map(str), min_size=2, max_size=4)
+nouns = st.lists(
+    st.sampled_from(["room", "guest", "night", "bed", "page"]), min_size=4, max_size=4, unique=True
+)
+days = st.dates(date(1950, 1, 1), date(2150, 12, 31))
+
+
+@given(numbers, nouns, st.data())
+def test_a_permutation_of_the_numbers_is_another_text(values: list[str], words: list[str], data: Any) -> None:
+    """The same words with their numbers in another order are never similar."""
+    other = data.draw(st.permutations(values))
+    assume(other != values)
+    a, b = (" ".join(f"{n} {word}" for n, word in zip(side, words, strict=False)) for side in (values, other))
+    assert not c.texts_similar(a, b)
+    assert not c.texts_similar(" ".join(values), " ".join(other))
+
+
+@given(days, days, st.sampled_from(["%Y-%m-%d", "%m/%d/%Y", "%B %d, %Y", "%d %b %Y"]))
+def test_two_dates_in_another_order_are_another_text(first: date, second: date, form: str) -> None:
+    """A swap of two dates is never similar, in whatever notation."""
+    assume(first != second)
+    a, b = first.strftime(form), second.strftime(form)
+    assert not c.texts_similar(f"check in {a} check out {b}", f"check in {b} check out {a}")
+    assert not c.texts_similar(a, b)
+
+
+NOTATIONS = st.sampled_from(["%Y-%m-%d", "%m/%d/%Y", "%B %d, %Y", "%d %B %Y", "%b %d %Y", "%Y%m%d"])
+
+
+@given(days, NOTATIONS, NOTATIONS)
+def test_a_date_is_the_same_in_every_notation(day: date, form: str, other: str) -> None:
+    """Year first, month first, or with the month's name: the notation is formatting."""
+    assert c.texts_similar(f"from {day.strftime(form)} on", f"from {day.strftime(other)} on")
+
+
+OPPOSITES = [
+    ("<", ">"),
+    ("<=", ">="),
+    ("<", "<="),
+    ("at least", "at most"),
+    ("under", "over"),
+    ("before", "after"),
+    ("less than", "more than"),
+    ("minimum", "maximum"),
+]
+
+
+@given(st.sampled_from(OPPOSITES), st.integers(0, 2000), nouns)
+def test_a_flipped_comparison_is_another_text(signs: tuple[str, str], value: int, words: list[str]) -> None:
+    """However many words agree, another comparison is never similar."""
+    a, b = (f"{' '.join(words)} {sign} {value}" for sign in signs)
+    assert not c.texts_similar(a, b)
+    assert not c.texts_similar(b, a)
+
+
+DIRECTIONS = [
+    ("ascending", "descending"),
+    ("low to high", "high to low"),
+    ("A-Z", "Z-A"),
+    ("newest first", "oldest first"),
+    ("lowest", "highest"),
+]
+
+
+@given(st.sampled_from(DIRECTIONS), nouns)
+def test_a_flipped_sort_direction_is_another_text(ends: tuple[str, str], words: list[str]) -> None:
+    """However many words agree, another sort direction is never similar."""
+    a, b = (f"sort {' '.join(words)} {end}" for end in ends)
+    assert not c.texts_similar(a, b)
+    assert not c.texts_similar(b, a)
 
 
 @given(st.lists(st.sampled_from(["alpha", "beta", "gamma", "42", "not"]), min_size=1, max_size=6), st.data())
@@ -158,6 +270,9 @@ def test_a_date_in_another_notation_is_no_contradiction() -> None:
     """The same day written otherwise, and numbers that are no dates, do not count as another date."""
     assert c.compare_urls("a.com/h?d=2026-05-01", "a.com/h?d=05/01/2026") == "query differs"
     assert c.compare_urls("a.com/h?candidate=12", "a.com/h?candidate=13") == "query differs"
+    for a, b in (("d=2026-03-04", "d=Mar+4"), ("month=march", "month=march%20"), ("month=3", "month=March")):
+        assert c.compare_urls(f"a.com/h?{a}", f"a.com/h?{b}") == "query differs"
+        assert c.compare_urls(f"a.com/h?{b}", f"a.com/h?{a}") == "query differs"
 
 
 @given(urls, urls)
