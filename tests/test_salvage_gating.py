@@ -87,15 +87,38 @@ def test_wrong_but_different_answers_are_rejected(values: list[float]) -> None:
 
 
 def test_thresholds_hold_with_equality() -> None:
-    """sigma = 0.10 and a best reward of 0.55 are enough; a hair less is not."""
+    """sigma = 0.10 and a best reward of 0.55 are enough; a hair less, beyond rounding, is not."""
     assert g.gate([0.55, 0.3]).accepted
-    assert not g.gate([math.nextafter(0.55, 0), 0.3]).accepted
+    assert not g.gate([0.55 - 1e-8, 0.3]).accepted
     at = [1.0, 1.0 - 0.1 * math.sqrt(2)]
     std = g.sample_std(at)
     assert g.gate(at, min_std=std).accepted
-    assert not g.gate(at, min_std=math.nextafter(std, 1)).accepted
+    assert not g.gate(at, min_std=std + 1e-8).accepted
     assert (g.MIN_STD, g.MIN_COMPETENT, g.ADVANTAGE_EPS) == (0.10, 0.55, 1e-6)
     assert [g.gate([1.0, 1.0 - gap]).accepted for gap in (0.1415, 0.1414)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.3] * 15 + [0.7],
+        [0.7] * 15 + [0.3],
+        [0.65] * 3 + [0.85],
+        [0.65] + [0.85] * 3,
+        [0.0] * 24 + [0.5] * 1,
+    ],
+)
+def test_a_sigma_of_exactly_a_tenth_passes(values: list[float]) -> None:
+    """Thresholds meet values rounded to 1e-9: what is 0.1 in exact arithmetic is not 0.09999 here."""
+    assert exact_variance([Fraction(str(value)) for value in values]) == Fraction(1, 100)
+    assert g.gate(values).has_contrast
+
+
+def test_a_best_reward_of_exactly_the_threshold_is_competent() -> None:
+    """A sum of levels that is 0.55 in exact arithmetic is competent, whatever plain floats make of it."""
+    assert g.gate([0.1 + 0.2 + 0.25, 0.0]).is_competent
+    assert g.gate([0.55 - 1e-12, 0.0]).is_competent
+    assert not g.gate([0.55 - 1e-6, 0.0]).is_competent
 
 
 def test_seven_to_one_passes_and_eight_to_none_does_not() -> None:

@@ -495,7 +495,7 @@ def test_statistics_are_counted_by_hand(case: Case, config: o.ObjectiveConfig) -
             if not answer.mask[t]:
                 continue
             kl_tokens += 1
-            drift += float(answer.old[t] - new[t])
+            drift += clamp(float(answer.old[t] - new[t]), -20, 20)
             d = float(answer.ref[t] - new[t])
             muted += abs(d) > 20 or math.exp(clamp(d, -20, 20)) - clamp(d, -20, 20) - 1 > 10
             if answer.accepted:

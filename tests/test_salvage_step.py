@@ -16,12 +16,13 @@ from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
 from rmsweb.engine.packing import Group, make_pack
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.engine.sampler import sample
+from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.engine.training import Optimizer
 from rmsweb.records import Image, Message, derive_seed
-from rmsweb.salvage.dynamics import probes_of, sampled_span
+from rmsweb.salvage.dynamics import branch_statistics, probes_of, sampled_span
 from rmsweb.salvage.objective import ObjectiveConfig
-from rmsweb.salvage.states import Prompts, make_state
+from rmsweb.salvage.reward import Reward, score
+from rmsweb.salvage.states import Prompts, check_unique, make_state
 from rmsweb.salvage.step import (
     StepConfig,
     drawn_states,
@@ -212,7 +213,9 @@ def test_the_next_refill_is_encoded_meanwhile(policy, monkeypatch):
     assert len(encoded) == len(drawn)
     picture = Message(role="user", parts=(Image(path="gone.png", sha256="", width=8, height=8),))
     broken = dataclasses.replace(
-        states[0], sample=dataclasses.replace(states[0].sample, sample_id="broken", messages=(picture,))
+        states[0],
+        sample=dataclasses.replace(states[0].sample, sample_id="broken", messages=(picture,)),
+        prompt_key="broken",
     )
     prompts.announce([broken])
     with pytest.raises(FileNotFoundError):
@@ -372,9 +375,11 @@ def test_without_anchor_only_the_brake_is_left(policy):
 
 
 def test_a_step_with_nothing_to_train_on_is_skipped(policy):
-    """With no group accepted and fewer than M rejected, no weight changes; the prompts count as drawn."""
+    """With no group accepted and none retained, no weight changes; the prompts count as drawn."""
     before = weights(policy)
-    config = dataclasses.replace(SMALL, train_batch=2, mini_batch=16, max_generation_batches=2)
+    config = dataclasses.replace(
+        SMALL, train_batch=2, algorithm="dapo", max_generation_batches=2, min_std=0.99
+    )
     values, position = rl_step(
         policy, ALONE, wrong_states(policy), optimizer_of(policy), config, step=0, position=0
     )
@@ -416,6 +421,187 @@ def test_a_step_is_repeatable(wavering):
         )
     assert found[0][0] == found[1][0]
     assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
+
+
+# ------------------------------------------------------------------------- what no step may get wrong silently
+
+
+def stirred(policy):
+    """Adapters that do something, so that the policy is no longer its own reference."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.adapters:
+            parameter += 0.05 * torch.randn_like(parameter)
+    return policy
+
+
+def drawn_groups(policy, states, config, **place):
+    place = {"step": 0, "position": 0} | place
+    return generate(policy, ALONE, states, Prompts(policy), config, report=lambda text: None, **place)
+
+
+def test_the_reference_is_the_policy_without_adapters(policy):
+    """Before the first update of a step the KL against the reference is above 0 once adapters do something."""
+    config = dataclasses.replace(SMALL, mini_batch=4)
+    values, _ = rl_step(
+        stirred(policy), ALONE, wrong_states(policy), optimizer_of(policy), config, step=0, position=0
+    )
+    assert (values["updates"], values["ppo_kl"]) == (1, pytest.approx(0, abs=1e-5))
+    assert values["kl"] > 1e-5
+
+
+def test_an_index_that_the_prompt_does_not_show_earns_nothing(policy):
+    """The reward of a rollout knows the indices of its own prompt: 0.0 for a hidden one, not 0.3."""
+    hidden = [dataclasses.replace(mined(index), prompt_indices=(index,)) for index in INDICES]
+    groups = drawn_groups(policy, states_of(policy, hidden), SMALL)
+    wrong = [
+        reward.value
+        for group in groups
+        for rollout, reward in zip(group.rollouts, group.rewards, strict=True)
+        if rollout.text == click(9)
+    ]
+    assert wrong
+    assert set(wrong) == {0.0}
+
+
+def test_a_refill_draws_other_random_numbers(policy):
+    """A state that comes again in a later generation batch gets other rollouts."""
+    state = wrong_states(policy)[:1]
+    groups = drawn_groups(policy, state, dataclasses.replace(SMALL, train_batch=2, num_rollouts=8))
+    texts = [[rollout.text for rollout in group.rollouts] for group in groups]
+    assert len(texts) == 6
+    assert len({tuple(found) for found in texts}) > 1
+    assert texts[:2] != texts[2:4] or texts[:2] != texts[4:]
+
+
+def test_token_mean_is_over_rollout_tokens_alone(policy):
+    """The denominator of token-mean counts the tokens of rollouts, so their KL weights add up to 1."""
+    objective = ObjectiveConfig(aggregation="token-mean")
+    config = dataclasses.replace(SMALL, mini_batch=4, objective=objective)
+    groups = drawn_groups(policy, wrong_states(policy), config)[:4]
+    rollouts = [(group.state, [rollout.ids for rollout in group.rollouts]) for group in groups]
+    found = log_probs(policy, ALONE, rollouts, Prompts(policy), config)
+    batch = [training_group(group, own, own) for group, own in zip(groups, found, strict=True)]
+    assert all(group.answers[-1].is_target for group in batch)
+    sums, _ = update(policy, ALONE, batch, Prompts(policy), optimizer_of(policy), config)
+    assert sums["kl_weight"] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_dapo_trains_on_no_rejected_group(policy):
+    """DAPO retains nothing, however many groups are rejected, and has no competence gate."""
+    config = dataclasses.replace(SMALL, algorithm="dapo", min_std=0.99)
+    values, _ = rl_step(policy, ALONE, right_states(policy), optimizer_of(policy), config, step=0, position=0)
+    assert values["rejected"] >= SMALL.mini_batch
+    assert (values["retained"], values["updates"]) == (0, 0)
+    assert dataclasses.replace(SMALL, algorithm="dapo").min_competent is None
+    assert SMALL.min_competent == 0.55
+
+
+def test_the_smallest_deviation_is_the_given_one(policy):
+    """A group is accepted only where its deviation reaches --min-std."""
+    states = right_states(policy)
+    deviations = [group.gate.std for group in drawn_groups(policy, states, SMALL)]
+    between = sorted(deviations)[len(deviations) // 2] + 1e-6
+    groups = drawn_groups(policy, states, dataclasses.replace(SMALL, min_std=between))
+    assert any(0.1 <= group.gate.std < between for group in groups)
+    assert not any(group.gate.accepted for group in groups if group.gate.std < between)
+
+
+def test_a_competent_rollout_is_not_wrong_in_the_gap(policy):
+    """The gap takes rollouts below the competent reward for wrong, so 0.7 is none of them."""
+    group = drawn_groups(policy, right_states(policy), SMALL)[0]
+    old = log_probs(
+        policy, ALONE, [(group.state, [rollout.ids for rollout in group.rollouts])], Prompts(policy), SMALL
+    )[0]
+    target = log_probs(policy, ALONE, [(group.state, [group.state.target_ids])], Prompts(policy), SMALL)[0]
+    probes = probes_of(group, policy)[:1]
+    for value, count in ((0.7, 0), (0.55, 0), (0.5, 1)):
+        rewards = tuple(Reward(value) for _ in group.rollouts)
+        found = branch_statistics(
+            [dataclasses.replace(group, rewards=rewards)], [probes], [[*old, *target]], policy
+        )
+        assert found["gap_groups"] == count
+
+
+def test_dev_rewards_are_those_of_the_greedy_answers(policy):
+    """A checkpoint is chosen by what the policy says first, not by a draw."""
+    states = right_states(policy)
+    prompts = [policy.encode_prompt(state.sample.messages, Path()) for state in states]
+    greedy = sample(
+        policy,
+        prompts,
+        n=1,
+        max_new_tokens=40,
+        seeds=list(range(len(prompts))),
+        decoding=Decoding(temperature=0.0),
+    )
+    expected = [
+        score(answer.text, state.target, state.indices).value
+        for state, (answer,) in zip(states, greedy, strict=True)
+    ]
+    assert greedy_rewards(policy, ALONE, states, response_budget=40) == expected
+
+
+def test_the_own_reasoning_probe_is_the_first_parsed_rollout(policy):
+    """Of several rollouts that parse, the first gives its reasoning."""
+    group = drawn_groups(policy, right_states(policy), SMALL)[0]
+    texts = [
+        "broken",
+        '{"memory":"one","action":[{"go_back":{}}]}',
+        '{"memory":"two","action":[{"go_back":{}}]}',
+    ]
+    rollouts = tuple(dataclasses.replace(group.rollouts[0], text=text) for text in texts)
+    _, own = probes_of(dataclasses.replace(group, rollouts=rollouts), policy)
+    assert '"one"' in policy.decode(own.ids)
+
+
+def test_log_perplexity_is_over_rollouts_alone(policy):
+    """Probes behind the rollouts do not count."""
+    group = drawn_groups(policy, right_states(policy), SMALL)[0]
+    probes = probes_of(group, policy)
+    rollouts = [torch.full((len(rollout.ids),), -1.5) for rollout in group.rollouts]
+    extra = [torch.full((len(found.ids),), -9.0) for found in probes]
+    found = branch_statistics([group], [probes], [[*rollouts, *extra]], policy)
+    assert found["rollout_log_ppl"] == pytest.approx(1.5)
+    assert found["correct_logprob"] in (0.0, pytest.approx(-9.0))
+
+
+def test_prompts_are_kept_by_content(policy):
+    """Two records of one name with different pages get each its own prompt."""
+    first, second = states_of(
+        policy, [mined(1), dataclasses.replace(mined(2), sample_id="s1", state_id="m1")]
+    )
+    prompts = Prompts(policy)
+    for state in (first, second):
+        expected = policy.encode_prompt(state.sample.messages, Path())
+        assert torch.equal(prompts(state).ids, expected.ids)
+    with pytest.raises(ValueError, match=r"m1: .* different records"):
+        check_unique([first, second])
+    check_unique([first, first])
+
+
+def test_sizes_that_cannot_train_are_refused():
+    """Fewer groups a step than a mini-batch holds, and an anchor for an algorithm that has none."""
+    with pytest.raises(ValueError, match="--mini-batch 16"):
+        StepConfig(train_batch=2, mini_batch=16)
+    with pytest.raises(ValueError, match="--salvage-weight 5"):
+        StepConfig(algorithm="dapo", objective=ObjectiveConfig(salvage_weight=5.0))
+
+
+def test_the_sampled_groups_are_handed_out(policy):
+    """Whoever wants to write rollouts down gets all generated groups."""
+    kept = []
+    values, _ = rl_step(
+        policy,
+        ALONE,
+        right_states(policy),
+        optimizer_of(policy),
+        SMALL,
+        step=0,
+        position=0,
+        keep=kept.extend,
+    )
+    assert len(kept) == values["generated"]
 
 
 # ------------------------------------------------------------------------------------------------ token spans

@@ -27,6 +27,7 @@ NEAR = [
     ("", " "),
     ("2026-03-05", "March 5, 2026"),
     ("03/05/2026", "2026-03-05"),
+    ("13/05/2026", "2026-05-13"),
     ("5 Mar 2026", "March 5th, 2026"),
     ("20 %", "20%"),
     ("€20", "20 €"),
@@ -94,6 +95,10 @@ FAR = [
     ("20%", "20"),
     ("$20", "20"),
     ("10:30", "30:10"),
+    (
+        "meet me at 3pm by that big old red house with garden",
+        "meet me at 3am by that big old red house with garden",
+    ),
 ]
 
 

@@ -114,9 +114,9 @@ def loss_statistics(sums: Mapping[str, float]) -> dict[str, float]:
 
     `pg`, `kl`, `nll`: means under the loss's own weights, of accepted, of accepted and retained, and of
     retained groups. `clip_frac`: share of the tokens of accepted rollouts whose clipped term is strictly the
-    larger loss; `dual_clip_frac` likewise. `ppo_kl`: token mean of old - new (k1). `kl_muted_frac`: share of
-    rollout tokens whose KL gradient a clamp mutes, which are the suppressed negatives of App. G. Each is 0
-    where nothing was counted.
+    larger loss; `dual_clip_frac` likewise. `ppo_kl`: token mean of old - new (k1), each clamped to +-20.
+    `kl_muted_frac`: share of rollout tokens whose KL gradient a clamp mutes, the suppressed negatives of App.
+    G. Each is 0 where nothing was counted.
     """
 
     def ratio(part: str, whole: str) -> float:

@@ -14,7 +14,9 @@ Deviations:
    and they are counted.
 4. `ours:` with fewer than B accepted groups at the cap, the step trains on what it has: ceil((accepted + S) /
    M) mini-batches, possibly none.
-5. `ours:` DAPO here keeps the std gate; `min_std=0` gives its own criterion, sigma > 0. It retains no
+5. `ours:` sigma and best are rounded to 1e-9 before they meet a threshold. Fifteen 0.3 and one 0.7 have sigma
+   exactly 0.1, which plain floats miss.
+6. `ours:` DAPO here keeps the std gate; `min_std=0` gives its own criterion, sigma > 0. It retains no
    rejected group.
 """
 
@@ -26,6 +28,7 @@ from typing import Literal
 MIN_STD = 0.10  # epsilon_sigma, App. G
 MIN_COMPETENT = 0.55  # r_comp, App. G
 ADVANTAGE_EPS = 1e-6  # epsilon of Eq. 1
+DIGITS = 9  # what is compared with a threshold of the paper is rounded to 1e-9 first
 
 Cell = Literal["accepted", "no contrast", "not competent", "neither"]
 CELLS: tuple[Cell, ...] = ("accepted", "no contrast", "not competent", "neither")
@@ -85,8 +88,8 @@ def gate(
     if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"found rewards {values}, expected at least one finite number")
     mean, std, best = math.fsum(values) / len(values), sample_std(values), max(values)
-    has_contrast = std >= min_std and std > 0
-    is_competent = best >= (MIN_COMPETENT if min_competent is None else min_competent)
+    has_contrast = round(std - min_std, DIGITS) >= 0 and std > 0
+    is_competent = round(best - (MIN_COMPETENT if min_competent is None else min_competent), DIGITS) >= 0
     accepted = has_contrast and (is_competent or min_competent is None)
     advantages = tuple((value - mean) / (std + ADVANTAGE_EPS) if accepted else 0.0 for value in values)
     return Gate(mean, std, best, has_contrast, is_competent, accepted, advantages)

@@ -238,7 +238,9 @@ def joint_loss(new: Tensor, tokens: Tokens, config: ObjectiveConfig) -> tuple[Te
     sums |= {
         "kl_tokens": in_kl.sum(),
         "kl_muted": (muted & in_kl).sum(),
-        "old_minus_new": torch.where(in_kl, tokens.old - new, 0.0).sum(),
+        "old_minus_new": torch.where(in_kl, tokens.old - new, 0.0)
+        .clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+        .sum(),
     }
     sums["loss"] = loss
     numbers = torch.stack([value.detach().double() for value in sums.values()]).tolist()

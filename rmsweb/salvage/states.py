@@ -6,7 +6,7 @@ Place in the paper: section "The Salvage-DS RL Algorithm", App. G (budgets).
 Letters: n rollouts a group, R tokens of an answer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from rmsweb.browser.actions import parse_agent_output
 from rmsweb.engine.packing import EncodedPrompt
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Rollout
-from rmsweb.records import AgentOutput, MinedState, ParseFailure, StepSample
+from rmsweb.records import AgentOutput, MinedState, ParseFailure, StepSample, dumps, sha256_text
 from rmsweb.salvage.gating import Gate
 from rmsweb.salvage.reward import Reward, score
 
@@ -34,6 +34,7 @@ class State:
     target_mask: Tensor  # [R] bool: the action span A, where the salvage anchor acts
     prompt_length: int  # tokens
     indices: frozenset[int]  # element indices that the prompt shows
+    prompt_key: str  # hash of the prompt's content: equal for equal prompts, whatever they are called
 
     @property
     def category(self) -> str:
@@ -63,7 +64,24 @@ def make_state(
     if len(ids) > response_budget:
         return "target too long"
     mask = span_mask(policy, sample.target_text, sample.action_span, len(ids))
-    return State(sample, root, target, ids, mask, prompt_length, indices)
+    key = sha256_text(dumps(sample.messages))
+    return State(sample, root, target, ids, mask, prompt_length, indices, key)
+
+
+def check_unique(states: Sequence[State]) -> None:
+    """Refuse two different records of one name, which would be confused in every file and figure.
+
+    Raises: ValueError naming both folders.
+    """
+    known: dict[str, State] = {}
+    for state in states:
+        name = state.sample.state_id if isinstance(state.sample, MinedState) else state.sample.sample_id
+        other = known.setdefault(name, state)
+        if (other.prompt_key, other.sample.target_text) != (state.prompt_key, state.sample.target_text):
+            raise ValueError(
+                f"{name}: {other.root} and {state.root} hold different records of this name; collections "
+                "with different seeds or teachers cannot be mixed"
+            )
 
 
 def span_mask(policy: PolicyModel, text: str, span: tuple[int, int], num_tokens: int) -> Tensor:
@@ -89,7 +107,8 @@ class SampledGroup:
 class Prompts:
     """Encoded prompts of a step, made in a worker thread: once announced, or else once needed.
 
-    ours: pictures of the next refill are read while the model samples.
+    They are kept by content, never by the name of a record. ours: pictures of the next refill are read while
+    the model samples.
     """
 
     def __init__(self, policy: PolicyModel) -> None:
@@ -100,13 +119,11 @@ class Prompts:
     def announce(self, states: Iterable[State]) -> None:
         """Start to encode the prompts of states that will be needed soon."""
         for state in states:
-            if state.sample.sample_id not in self._kept:
+            if state.prompt_key not in self._kept:
                 encode = self._policy.encode_prompt
-                self._kept[state.sample.sample_id] = self._worker.submit(
-                    encode, state.sample.messages, state.root
-                )
+                self._kept[state.prompt_key] = self._worker.submit(encode, state.sample.messages, state.root)
 
     def __call__(self, state: State) -> EncodedPrompt:
         """Return the encoded prompt of a state."""
         self.announce([state])
-        return self._kept[state.sample.sample_id].result()
+        return self._kept[state.prompt_key].result()

@@ -49,12 +49,17 @@ from rmsweb.salvage.gating import (
     needs_refill,
     select_groups,
 )
-from rmsweb.salvage.objective import Answer, ObjectiveConfig, joint_loss, lay_out
+from rmsweb.salvage.objective import SALVAGE_WEIGHT, Answer, ObjectiveConfig, joint_loss, lay_out
 from rmsweb.salvage.reward import score
 from rmsweb.salvage.states import Prompts, SampledGroup, State
 
 DAPO_CLIP_HIGH = 0.28  # Clip-Higher of DAPO
 Report = Callable[[str], None]
+Keep = Callable[[Sequence[SampledGroup]], None]
+
+
+def ignore(_: object) -> None:
+    """Take what nobody asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,18 @@ class StepConfig(Config):
     )
     seed: int = opt(42, "seed of prompt order, rollouts and adapters")
     objective: ObjectiveConfig = part(ObjectiveConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mini_batch > self.train_batch:
+            raise ValueError(
+                f"--mini-batch {self.mini_batch}: expected at most --train-batch {self.train_batch}; the "
+                "number of retained groups, M floor(min(D, B) / M), would always be 0"
+            )
+        if self.algorithm == "dapo" and self.objective.salvage_weight not in (SALVAGE_WEIGHT, 0):
+            raise ValueError(
+                f"--salvage-weight {self.objective.salvage_weight}: --algorithm dapo has no salvage anchor"
+            )
 
     @property
     def min_competent(self) -> float | None:
@@ -123,20 +140,22 @@ def rl_step(
     *,
     step: int,
     position: int,
-    report: Report = lambda text: None,
+    report: Report = ignore,
+    keep: Keep = ignore,
 ) -> tuple[dict[str, Any], int]:
     """Run one training step of Salvage-DS, the same on every rank.
 
     A step with nothing accepted or retained changes no weight.
 
     Args: step: number of this step, from 0, skipped ones counted. position: prompts drawn in all steps
-    before.
+    before. report: told what is going on. keep: given the sampled groups, to write them down.
     Returns: the statistics of App. J and the new position.
     """
     clock, prompts = Clock(), Prompts(policy)
     # 1. Sample n rollouts a prompt, score and gate them, refill until B groups are accepted (Eq. 1, App. G).
     with clock("sample_s"):
         groups = generate(policy, ranks, states, prompts, config, step=step, position=position, report=report)
+    keep(groups)
     # 2. Keep B accepted and S rejected groups, and deal them into mini-batches of M.
     accepted = [group.gate.accepted for group in groups]
     sizes = {"train_batch": config.train_batch, "mini_batch": config.mini_batch}
