@@ -141,10 +141,11 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
-def ranks(device: str = "auto") -> Iterator[Ranks]:
+def ranks(device: str = "auto", threads: int = 0) -> Iterator[Ranks]:
     """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leave them at the end.
 
-    One process needs nothing. `device` is auto (a GPU if there is one), cpu or cuda. Raises ValueError for an
+    One process needs nothing. `device` is auto (a GPU if there is one), cpu or cuda; `threads` are those of
+    torch, 0 for its default. Raises ValueError for an
     impossible device or half an environment of torchrun; SystemExit with one line (exit code 1) on the ranks
     that are left when another one has died.
     """
@@ -153,6 +154,8 @@ def ranks(device: str = "auto") -> Iterator[Ranks]:
         raise ValueError(
             f"RANK={here}, WORLD_SIZE={count}, MASTER_ADDR={meeting}: start several processes with torchrun"
         )
+    if threads:
+        torch.set_num_threads(threads)
     place = _device(device)
     gpu = place.type == "cuda"
     if count > 1:

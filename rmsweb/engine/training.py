@@ -11,15 +11,15 @@ Shapes: R tokens of an answer.
 2. ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
 """
 
-import dataclasses
 import hashlib
 import math
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,8 @@ from rmsweb.engine.policy import PolicyModel, recompute_layers
 from rmsweb.prompt import PromptConfig
 from rmsweb.records import MinedState, RecordError, Split, StepSample, read_records
 from rmsweb.runs import RunWriter
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,34 @@ def read_samples(
             if sample.split != split:
                 raise ValueError(f"{name} is of split {sample.split}, expected {split}")
             yield sample, file.parent
+
+
+def read_data(
+    files: Sequence[Path],
+    policy: PolicyModel,
+    split: Split,
+    convert: Callable[[StepSample, Path], T | str],
+    *,
+    kind: str,
+    watch: Callable[..., Iterable[tuple[StepSample, Path]]],
+) -> tuple[list[T], Counter[str]]:
+    """Return the converted samples of the files, and how many were left out for which reason.
+
+    `convert` returns an item or the reason to leave a sample out; `watch` shows the progress. Raises
+    ValueError where nothing of its `kind` is left.
+    """
+    assert policy.prompt_config is not None
+    items: list[T] = []
+    left_out: Counter[str] = Counter()
+    for sample, root in watch(read_samples(files, policy.prompt_config, split), label=f"{split} samples"):
+        item = convert(sample, root)
+        if isinstance(item, str):
+            left_out[item] += 1
+        else:
+            items.append(item)
+    if files and not items:
+        raise ValueError(f"{', '.join(map(str, files))}: no {kind} ({dict(left_out)})")
+    return items, left_out
 
 
 def prepare_policy(
@@ -323,31 +353,37 @@ class Progress:
     best_step: int = 0
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Trainer:
     """The loop of a run: steps, metrics, evaluations, checkpoints, training states."""
 
+    config: TrainerConfig
     policy: PolicyModel
     ranks: Ranks
-    optimizer: Optimizer
-    folder: RunWriter  # opened by the script, so that it is locked
+    _: KW_ONLY
+    rate: Callable[[int], float]  # update (from 0) -> learning rate
     num_steps: int  # training steps in all
     evaluate_every: int  # steps; the last one is followed by an evaluation and a training state
     save_every: int  # steps between training states
     better: Callable[[float, float], bool]  # (value, best so far) -> whether the value wins
-    data: str = ""  # digest of what is trained on
-    resume: bool = False  # go on from the newest training state in the folder
-    progress: Progress = field(default_factory=Progress)
+    evaluate_first: bool = False  # whether the untrained weights take part
+    data: Iterable[object] = ()  # what is trained on, in order
+    may_differ: tuple[str, ...] = ()  # further flags that a resumed run may change
+    betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
-        self.ranks.agree({"the data (digest)": self.data})
-        self._started = time.perf_counter()
-        if not self.resume:
+        config, ranks = self.config, self.ranks
+        self.digest, self.progress, self.started = data_digest(self.data), Progress(), time.perf_counter()
+        ranks.agree({"the data (digest)": self.digest})
+        free = ("threads", "token_budget", "save_every", *self.may_differ)
+        self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free)
+        parameters = trained_parameters(self.policy).values()
+        self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer, betas=self.betas)
+        if not config.resume:
             return
-        path = self.folder.path
-        extra = load_training_state(path / "state", self.policy, self.optimizer.adam, self.ranks)
+        extra = load_training_state(config.out / "state", self.policy, self.optimizer.adam, ranks)
         if extra is not None:
-            check_data(extra["data"], self.data, path)
+            check_data(extra["data"], self.digest, config.out)
             self.progress, self.optimizer.num_steps = Progress(**extra["progress"]), extra["updates"]
         self.folder.cut_metrics(self.progress.step if extra else -1)
 
@@ -360,13 +396,20 @@ class Trainer:
         self,
         step: Callable[[], dict[str, Any] | None],
         evaluate: Callable[[], Measured | None],
-        report: Callable[[dict[str, Any]], None],
+        report: Callable[[dict[str, Any]], object],
+        facts: dict[str, Any],
     ) -> None:
         """Train to the end.
 
         Args: step: makes one training step and returns its metrics, None to end the run early. evaluate:
-        measures the weights, or returns None. report: gets the metrics of every step.
+        measures the weights, or returns None. report: gets the metrics of every step. facts: the first line
+        of metrics.
         """
+        if self.progress.step == 0:
+            trained = sum(parameter.numel() for parameter in self.optimizer.parameters)
+            self.log({**facts, "trained_parameters": trained})
+            if self.evaluate_first:
+                self._choose(evaluate())
         while self.progress.step < self.num_steps:
             begun = time.perf_counter()
             self.policy.model.train()
@@ -374,21 +417,18 @@ class Trainer:
             if values is None:
                 break
             self.progress.step += 1
-            values |= {
-                "step_s": time.perf_counter() - begun,
-                "memory_gb": peak_memory_gb(self.ranks.device),
-            }
-            self.log(values)
+            seconds, memory = time.perf_counter() - begun, peak_memory_gb(self.ranks.device)
+            self.log({**values, "step_s": seconds, "memory_gb": memory})
             report(values)
             if self._due(self.evaluate_every):
-                self.choose(evaluate())
+                self._choose(evaluate())
             if self._due(self.save_every):
                 self._save_state()
 
     def _due(self, every: int) -> bool:
         return self.progress.step % every == 0 or self.progress.step == self.num_steps
 
-    def choose(self, measured: Measured | None) -> None:
+    def _choose(self, measured: Measured | None) -> None:
         """Log an evaluation; weights that beat all before become checkpoint-best."""
         if measured is None:
             return
@@ -400,25 +440,14 @@ class Trainer:
 
     def save(self, name: str, *, adapter: bool = False) -> None:
         """Write a checkpoint of the run, and with `adapter` the adapters too."""
-        path = self.folder.path
-        save_checkpoint(
-            self.policy, self.ranks, path / name, adapter=path / "adapter" if adapter else None
-        )
+        out = self.config.out
+        save_checkpoint(self.policy, self.ranks, out / name, adapter=out / "adapter" if adapter else None)
 
     def _save_state(self) -> None:
-        extra = {
-            "progress": dataclasses.asdict(self.progress),
-            "updates": self.optimizer.num_steps,
-            "data": self.data,
-        }
-        save_training_state(
-            self.folder.path / "state",
-            self.policy,
-            self.optimizer.adam,
-            self.ranks,
-            step=self.progress.step,
-            extra=extra,
-        )
+        done, adam = self.progress, self.optimizer.adam
+        extra = {"progress": asdict(done), "updates": self.optimizer.num_steps, "data": self.digest}
+        folder = self.config.out / "state"
+        save_training_state(folder, self.policy, adam, self.ranks, step=done.step, extra=extra)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write checkpoint-last and summary.json; without evaluations the last weights are the best."""
@@ -427,5 +456,4 @@ class Trainer:
         if not chosen:
             self.save("checkpoint-best")
         if self.ranks.is_main:
-            seconds = {"seconds": time.perf_counter() - self._started}
-            self.folder.write_json("summary.json", summary | seconds)
+            self.folder.write_json("summary.json", {**summary, "seconds": time.perf_counter() - self.started})

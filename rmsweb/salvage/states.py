@@ -6,7 +6,8 @@ Place in the paper: section "The Salvage-DS RL Algorithm", App. G (budgets).
 Letters: n rollouts a group, R tokens of an answer.
 """
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,24 @@ def make_state(
         return "target too long"
     mask = span_mask(policy, sample.target_text, sample.action_span, len(ids))
     return State(sample, root, target, ids, mask, prompt_length, indices)
+
+
+def choose_dev(states: Sequence[State], count: int, seed: int) -> dict[str, list[State]]:
+    """Draw equally many mined and ordinary dev states by seed, at most `count` together.
+
+    Where one kind is missing, all are of the other.
+
+    ours: the reward on mined states alone rises while episodes get worse.
+    """
+    mined, ordinary = (
+        [state for state in states if isinstance(state.sample, MinedState) == is_mined]
+        for is_mined in (True, False)
+    )
+    half = min(count // 2, len(mined), len(ordinary)) if mined and ordinary else count
+    return {
+        name: random.Random(seed).sample(kind, min(half, len(kind)))
+        for name, kind in (("dev_mined", mined), ("dev_ordinary", ordinary))
+    }
 
 
 def span_mask(policy: PolicyModel, text: str, span: tuple[int, int], num_tokens: int) -> Tensor:
