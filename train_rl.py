@@ -107,27 +107,30 @@ class PlanConfig(Config):
     machine: MachineConfig = part(MachineConfig)
     engine: EngineConfig = part(EngineConfig, shard=True, recompute=True)
 
+    @property
+    def name(self) -> str:
+        """The model that is planned for."""
+        return self.machine.model_shape or self.model
 
-def planned(config: PlanConfig) -> str:
-    """Return the plan as text; raises ValueError where no shape is named."""
-    machine, step, engine = config.machine, config.step, config.engine
-    name = machine.model_shape or config.model
-    if not name:
+    @property
+    def sizes(self) -> Sizes:
+        """What memory depends on."""
+        return Sizes(
+            prompts=self.step.train_batch,
+            num_rollouts=self.step.num_rollouts,
+            response_budget=self.step.response_budget,
+            token_budget=self.step.token_budget,
+        )
+
+
+def make_plan(config: PlanConfig) -> dict[str, dict[str, float]]:
+    """Return the tables of a plan; raises ValueError where no shape is named."""
+    if not config.name:
         raise ValueError("--plan needs --model-shape (qwen3-vl-8b or qwen3-vl-32b) or --model")
-    shape = Qwen3VLConfig.from_pretrained(SHAPES / f"{name}.json" if machine.model_shape else name)
-    sizes = Sizes(
-        prompts=step.train_batch,
-        num_rollouts=step.num_rollouts,
-        response_budget=step.response_budget,
-        token_budget=step.token_budget,
-    )
-    tables: dict[str, Any] = plan_memory(shape, machine, sizes, lora=config.lora, engine=engine)
-    tables[f"a step, with answers of {machine.response_tokens} tokens"] = plan_work(step, machine)
-    placing = "sharded over" if engine.shard else "replicated on"
-    return (
-        f"{name}, {placing} {machine.world_size} GPUs of {machine.gpu_gib:g} GiB; prompts of "
-        f"{machine.prompt_tokens} tokens, n={step.num_rollouts}\n{render(machine, tables, engine.shard)}"
-    )
+    published = SHAPES / f"{config.machine.model_shape}.json"
+    model = Qwen3VLConfig.from_pretrained(published if published.exists() else config.model)
+    memory = plan_memory(model, config.machine, config.sizes, lora=config.lora, engine=config.engine)
+    return {**memory, "work": plan_work(config.step, config.machine)}
 
 
 def success_on_episodes(trainer: Trainer, tasks: Path, flags: str) -> float:
@@ -226,7 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = list(sys.argv[1:] if argv is None else argv)
     if "--plan" in flags:
         flags.remove("--plan")
-        print(planned(parse_config(PlanConfig, flags, prog="train_rl.py --plan")))
+        plan = parse_config(PlanConfig, flags, prog="train_rl.py --plan")
+        print(render(plan.name, plan.machine, plan.sizes, plan.engine.shard, make_plan(plan)))
         return 0
     config = parse_config(Config, flags, prog="train_rl.py", description=f"{__doc__}\n{Config.__doc__}")
     with ranks(config.engine.device, config.engine.threads) as here:

@@ -1,11 +1,14 @@
 """A run folder with a few supervised samples over small pictures, for the tests of the trainers."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
 from tiny_model import SMALL_PROMPT
 
+import train_sft
+from rmsweb.engine.policy import PolicyModel
 from rmsweb.prompt import PromptConfig, save_prompt_config
 from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text, write_records
 
@@ -37,6 +40,15 @@ def step_sample(
         prompt_indices=(index,),
         prompt_config=config.hash,
     )
+
+
+def sft_items(config: train_sft.Config, policy: PolicyModel) -> list[train_sft.Item]:
+    """The training samples of a run as train_sft.py reads them."""
+    convert = partial(train_sft.make_item, policy=policy, cutoff=config.cutoff)
+    items, _ = train_sft.read_data(
+        config.samples, policy, "train", convert, kind="sample", watch=lambda samples, **_: samples
+    )
+    return items
 
 
 def write_run(

@@ -14,10 +14,10 @@ from rl_world import CATEGORIES, INDICES, click, mined, ordinary, wavering_polic
 
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
-from rmsweb.engine.packing import Group, make_pack
+from rmsweb.engine.packing import Bundle, make_pack
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import sample
-from rmsweb.engine.training import Optimizer
+from rmsweb.engine.training import Optimizer, OptimizerConfig
 from rmsweb.records import Image, Message, derive_seed
 from rmsweb.salvage.dynamics import probes_of, sampled_span
 from rmsweb.salvage.objective import ObjectiveConfig
@@ -222,7 +222,7 @@ def test_the_next_refill_is_encoded_meanwhile(policy, monkeypatch):
 def separate_logprobs(policy, state, ids):
     """Log-probs of one answer, alone behind its prompt."""
     return policy.response_logprobs(
-        make_pack([Group(policy.encode_prompt(state.sample.messages, Path()), (ids,))])
+        make_pack([Bundle(policy.encode_prompt(state.sample.messages, Path()), (ids,))])
     )
 
 
@@ -363,7 +363,7 @@ def test_without_anchor_only_the_brake_is_left(policy):
     """
     before = weights(policy)
     config = dataclasses.replace(SMALL, mini_batch=4, objective=ObjectiveConfig(salvage_weight=0.0))
-    optimizer = Optimizer(policy.adapters, ALONE, lambda step: 1e-2, weight_decay=0.0)
+    optimizer = Optimizer(policy.adapters, ALONE, lambda step: 1e-2, OptimizerConfig(weight_decay=0.0))
     values, _ = rl_step(policy, ALONE, wrong_states(policy), optimizer, config, step=0, position=0)
     assert values["retained"] == 4
     assert values["nll"] > 0

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tiny_model import SMALL_PROMPT
 
 import train_rl
 import train_sft
+from rmsweb.config import flat
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.prompt import load_prompt_config, save_prompt_config
 from rmsweb.records import RecordError
@@ -276,22 +278,21 @@ def test_full_corpus_and_dapo_are_flags(world, tmp_path):
     parse = train_rl.parse_config
     assert (
         parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo"))
-        .step_config()
-        .loss.upper_clip
+        .step.loss.upper_clip
         == 0.28
     )
-    assert parse(train_rl.Config, flags(world, tmp_path)).step_config().loss.upper_clip == 0.32
+    assert parse(train_rl.Config, flags(world, tmp_path)).step.loss.upper_clip == 0.32
     assert (
         parse(train_rl.Config, flags(world, tmp_path, "--clip-high", "0.4", "--algorithm", "dapo"))
-        .step_config()
-        .loss.upper_clip
+        .step.loss.upper_clip
         == 0.4
     )
 
 
 def test_defaults_are_the_papers():
     """App. G, as flags."""
-    config = train_rl.parse_config(train_rl.Config, ["--model", "m", "--states", "s", "--out", "o"])
+    parsed = train_rl.parse_config(train_rl.Config, ["--model", "m", "--states", "s", "--out", "o"])
+    config = SimpleNamespace(**flat(parsed))
     assert (config.train_batch, config.mini_batch, config.num_rollouts, config.max_generation_batches) == (
         64,
         16,
@@ -300,7 +301,7 @@ def test_defaults_are_the_papers():
     )
     assert (config.lr, config.lora_rank, config.lora_alpha, config.lora_scope) == (8e-6, 64, 128.0, "attn")
     assert (config.response_budget, config.token_budget, config.min_std) == (2048, 20_480, 0.10)
-    objective = config.step_config().loss
+    objective = parsed.step.loss
     assert (objective.clip_low, objective.upper_clip, objective.salvage_weight, objective.kl_weight) == (
         0.2,
         0.32,
@@ -401,7 +402,7 @@ def test_dev_episodes_choose_the_checkpoint(tmp_path):
         run(tmp_path, tmp_path / "b", *more, "--dev-episodes", tmp_path / "tasks/train.jsonl")
 
 
-def test_bad_input_is_named(world, tmp_path):
+def test_impossible_runs_are_refused_by_name(world, tmp_path):
     """A wrong split, hash, kind of file, prompt config, or size is refused in words."""
     with pytest.raises(ValueError, match="is of split dev, expected train"):
         run(world, tmp_path / "x", "--states", world / "dev/mined.jsonl")

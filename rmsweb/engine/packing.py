@@ -13,7 +13,7 @@ ours: packs are dealt by cost to the rank with the least so far; a rank with few
 weight, so that every rank takes part in the same number of collectives.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -169,11 +169,15 @@ def lengths_in(content: Bin, lengths: Sequence[Lengths]) -> list[Lengths]:
     return [(lengths[number][0], tuple(lengths[number][1][a] for a in answers)) for number, answers in content]
 
 
-def bundles_in(content: Bin, bundles: Sequence[Bundle] | Mapping[int, Bundle]) -> list[Bundle]:
-    """Return the bundles of a bin, each with the answers that the bin holds of it."""
+def bundles_in(content: Bin, encode: Callable[[int], Bundle]) -> list[Bundle]:
+    """Return the bundles of a bin, each with the answers that the bin holds of it.
+
+    `encode` gives a whole bundle by its number.
+    """
+    wholes = [encode(number) for number, _ in content]
     return [
-        Bundle(bundles[number].prompt, tuple(bundles[number].responses[a] for a in answers))
-        for number, answers in content
+        Bundle(whole.prompt, tuple(whole.responses[answer] for answer in answers))
+        for whole, (_, answers) in zip(wholes, content, strict=True)
     ]
 
 

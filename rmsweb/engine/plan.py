@@ -133,20 +133,27 @@ def _decoding(text: Any, machine: MachineConfig, sizes: Sizes) -> dict[str, int]
     return {"key/value cache": batch * each, "prefill": prefill}
 
 
-def render(machine: MachineConfig, tables: Mapping[str, Mapping[str, float]], shard: bool) -> str:
-    """Return the tables of a plan as text: counts as they are, memory in GiB, ratios with two digits."""
-    lines: list[str] = []
+def render(
+    name: str, machine: MachineConfig, sizes: Sizes, shard: bool, tables: Mapping[str, Mapping[str, float]]
+) -> str:
+    """Return a plan as text: memory in GiB, other tables as they are."""
+    placing = "sharded over" if shard else "replicated on"
+    lines = [
+        f"{name}, {placing} {machine.world_size} GPUs of {machine.gpu_gib:g} GiB; prompts of "
+        f"{machine.prompt_tokens} tokens, n={sizes.num_rollouts}"
+    ]
+    work = f"a step, with answers of {machine.response_tokens} tokens"
     for title, table in tables.items():
-        is_memory = title in MEMORY
-        lines += ["", f"memory of a GPU, {title} (GiB)" if is_memory else title]
-        for key, value in table.items():
-            text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-            lines.append(f"  {key:<28}{f'{value / GIB:.1f}' if is_memory else text:>16}")
-        if is_memory:
-            total = sum(table.values()) / GIB
-            lines.append(f"  {'total':<28}{total:>16.1f}{'' if total < machine.gpu_gib else '   does not fit'}")
-    if shard:
-        training, sampling = (tables[name]["gathered weights"] for name in MEMORY)
-        held = "gathers one layer at a time" if training == sampling else "holds the whole weights on every GPU"
-        lines += ["", f"sampling {held}"]
+        if title not in MEMORY:
+            lines += ["", work if title == "work" else title]
+            lines += [f"  {key:<28}{round(value, 2):>16,}" for key, value in table.items()]
+            continue
+        total = sum(table.values())
+        lines += ["", f"memory of a GPU, {title} (GiB)"]
+        lines += [f"  {key:<28}{value / GIB:>16.1f}" for key, value in {**table, "total": total}.items()]
+        lines[-1] += "" if total < machine.gpu_gib * GIB else "   does not fit"
+        if shard and title == "sampling":
+            by_layer = table["gathered weights"] == tables["training"]["gathered weights"]
+            how = "gathers one layer at a time" if by_layer else "holds the whole weights on every GPU"
+            lines += ["", f"sampling {how}"]
     return "\n".join(lines)

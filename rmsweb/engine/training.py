@@ -201,9 +201,8 @@ def rank_packs(
             yield RankPack(-1, dummy_pack(policy.device), ())
             continue
         content = bins[number]
-        ordered = bundles_in(content, {index: encode(index) for index, _ in content})
-        answers = tuple((index, answer) for index, held in content for answer in held)
-        yield RankPack(number, make_pack(ordered, policy.device), answers)
+        pack = make_pack(bundles_in(content, encode), policy.device)
+        yield RankPack(number, pack, tuple((index, answer) for index, held in content for answer in held))
 
 
 def answer_logprobs(
