@@ -27,7 +27,7 @@ from rmsweb.salvage.step import (
     drawn_states,
     generate,
     greedy_rewards,
-    log_probs,
+    old_and_reference,
     rl_step,
     training_group,
     update,
@@ -226,6 +226,55 @@ def separate_logprobs(policy, state, ids):
     )
 
 
+def disturb(policy):
+    """Give the adapters weights that do something."""
+    with torch.no_grad():
+        for parameter in policy.adapters:
+            parameter += 0.05 * torch.randn_like(parameter)
+
+
+def test_the_reference_is_the_policy_without_its_adapters(policy):
+    """Reference log-probs stay those of the model before training; old ones move with the adapters."""
+    groups = generate(
+        policy,
+        ALONE,
+        right_states(policy),
+        Prompts(policy),
+        SMALL,
+        step=0,
+        position=0,
+        report=lambda text: None,
+    )[:3]
+    untrained = old_and_reference(policy, ALONE, groups, Prompts(policy), SMALL)
+    disturb(policy)
+    trained = old_and_reference(policy, ALONE, groups, Prompts(policy), SMALL)
+    for group, before, after in zip(groups, untrained, trained, strict=True):
+        assert before.group is after.group is group
+        assert [len(values) for values in after.old] == [len(rollout.ids) for rollout in group.rollouts]
+        assert [len(values) for values in after.probed] == [len(probe.ids) for probe in after.probes]
+        torch.testing.assert_close(before.old, before.reference, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(after.reference, before.reference)
+        assert not torch.allclose(torch.cat(after.old), torch.cat(before.old), atol=1e-2)
+
+
+def loss_of_separate_sequences(policy, trained, *, kl_weight):
+    """Eq. 3 of some groups, sequence by sequence, with n = 4 and M = 2; every ratio is 1, so nothing clips."""
+    loss = torch.zeros(())
+    for found in trained:
+        group, state = found.group, found.group.state
+        answers = zip(group.rollouts, group.gate.advantages, found.old, found.reference, strict=True)
+        for rollout, advantage, old, reference in answers:
+            new = separate_logprobs(policy, state, rollout.ids)
+            torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-4)
+            d = reference - new
+            terms = -torch.exp(new - old) * advantage + kl_weight * (torch.exp(d) - d - 1)
+            loss = loss + terms.mean() / (4 * 2)
+        if not group.gate.accepted:
+            target = separate_logprobs(policy, state, state.target_ids)
+            loss = loss - 0.1 * target[state.target_mask].mean() / 2
+    return loss
+
+
 @pytest.mark.parametrize("kind", ["accepted", "rejected"])
 def test_update_equals_the_sum_over_separate_sequences(policy, kind):
     """The gradient of one mini-batch on packed groups is that of Eq. 3 computed sequence by sequence."""
@@ -237,47 +286,22 @@ def test_update_equals_the_sum_over_separate_sequences(policy, kind):
     groups = [group for group in groups if group.gate.accepted == (kind == "accepted")][:3]
     assert len(groups) == 3
     optimizer = optimizer_of(policy)
-    rollouts = [(group.state, [rollout.ids for rollout in group.rollouts]) for group in groups]
-    reference = log_probs(policy, ALONE, rollouts, Prompts(policy), config)
-    with torch.no_grad():  # adapters that do something
-        for parameter in policy.adapters:
-            parameter += 0.05 * torch.randn_like(parameter)
-    old = log_probs(policy, ALONE, rollouts, Prompts(policy), config)
-    loss = torch.zeros(())
-    for group, before, ref in zip(groups, old, reference, strict=True):
-        for rollout, advantage, own, other in zip(
-            group.rollouts, group.gate.advantages, before, ref, strict=True
-        ):
-            new = separate_logprobs(policy, group.state, rollout.ids)
-            torch.testing.assert_close(new, own, rtol=1e-4, atol=1e-4)
-            d = other - new
-            loss = loss + (-(torch.exp(new - own) * advantage) + 0.5 * (torch.exp(d) - d - 1)).mean() / (
-                4 * 2
-            )  # n = 4, M = 2
-        if kind == "rejected":
-            loss = (
-                loss
-                - 0.1
-                * separate_logprobs(policy, group.state, group.state.target_ids)[
-                    group.state.target_mask
-                ].mean()
-                / 2
-            )
+    disturb(policy)
+    trained = old_and_reference(policy, ALONE, groups, Prompts(policy), config)
+    loss = loss_of_separate_sequences(policy, trained, kl_weight=0.5)
     expected = torch.autograd.grad(loss, policy.adapters)
-    found = []
+    gradients = []
     optimizer.adam.register_step_pre_hook(
-        lambda *_: found.extend(parameter.grad.clone() for parameter in policy.adapters)
+        lambda *_: gradients.extend(parameter.grad.clone() for parameter in policy.adapters)
     )
     optimizer.clip = math.inf
-    batch = [
-        training_group(group, before, ref) for group, before, ref in zip(groups, old, reference, strict=True)
-    ]
+    batch = [training_group(found) for found in trained]
     sums, norm = update(policy, ALONE, batch, Prompts(policy), optimizer, config)
     assert norm == pytest.approx(
         math.sqrt(sum(float(gradient.square().sum()) for gradient in expected)), rel=1e-4
     )
     assert sums["loss"] == pytest.approx(float(loss.detach()), rel=1e-4, abs=1e-6)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(gradients, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
