@@ -96,7 +96,7 @@ def test_epochs_are_shuffled_anew():
 
 
 def test_states_that_cannot_be_trained_on_say_why(wavering):
-    """Extractions, broken targets, hidden indices and long prompts or answers are left out with their reason."""
+    """Extractions, broken targets, hidden indices and what exceeds a budget are left out with a reason."""
     base = mined(3)
     cases = {
         "not an action state": dataclasses.replace(base, kind="extraction"),
@@ -110,9 +110,7 @@ def test_states_that_cannot_be_trained_on_say_why(wavering):
 
 
 def test_a_state_holds_the_target_and_its_action_span(wavering):
-    """Target tokens end with end-of-turn, the mask covers the tokens of the action list and not end-of-turn,
-    an ordinary state has no category.
-    """
+    """Target tokens end with end-of-turn, and the mask covers the action list without it."""
     state = states_of(wavering, [mined(3)])[0]
     assert int(state.target_ids[-1]) == wavering.end_id
     assert not state.target_mask[-1]
@@ -127,9 +125,7 @@ def test_a_state_holds_the_target_and_its_action_span(wavering):
 
 
 def test_groups_are_drawn_scored_and_gated(policy):
-    """Generation stops at B accepted groups; rollouts come from (seed, step, draw, rollout) alone, whatever
-    was drawn before.
-    """
+    """Generation stops at B accepted, and rollouts depend on (seed, step, draw, rollout) alone."""
     states = right_states(policy)
     groups = generate(
         policy, ALONE, states, Prompts(policy), SMALL, step=3, position=5, report=lambda text: None
@@ -185,9 +181,7 @@ def test_the_number_of_ranks_changes_no_sample(policy):
 
 
 def test_the_next_refill_is_encoded_meanwhile(policy, monkeypatch):
-    """While the model samples, the prompts of the coming refill are announced; each is encoded once, and a
-    broken one is an error where it is needed.
-    """
+    """Each prompt of the coming refill is encoded once, and a broken one is an error when it is needed."""
     states = right_states(policy)
     prompts, encoded = Prompts(policy), []
     monkeypatch.setattr(
@@ -258,7 +252,7 @@ def test_the_reference_is_the_policy_without_its_adapters(policy):
 
 
 def loss_of_separate_sequences(policy, trained, *, kl_weight):
-    """Eq. 3 of some groups, sequence by sequence, with n = 4 and M = 2; every ratio is 1, so nothing clips."""
+    """Eq. 3 of some groups, sequence by sequence; n = 4, M = 2, and every ratio is 1, so nothing clips."""
     loss = torch.zeros(())
     for found in trained:
         group, state = found.group, found.group.state
@@ -305,7 +299,7 @@ def test_update_equals_the_sum_over_separate_sequences(policy, kind):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_packing_changes_nothing(wavering):
+def test_packing_changes_no_weight(wavering):
     """Packs of one answer and packs of everything give the same weights after a step."""
     results = []
     for budget in (1, 20_480):
@@ -329,10 +323,8 @@ def test_packing_changes_nothing(wavering):
     assert max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True)) < 2e-5
 
 
-def test_statistics_of_a_step(policy):
-    """Counts add up, the sampler agrees with the trainer, and before any update the policy is its own
-    reference.
-    """
+def test_counts_add_up_and_the_sampler_agrees_with_the_trainer(policy):
+    """Groups are counted once each, and before any update the policy is its own reference."""
     config = dataclasses.replace(SMALL, train_batch=6, mini_batch=6)
     values, position = rl_step(
         policy, ALONE, right_states(policy), optimizer_of(policy), config, step=0, position=0
@@ -367,9 +359,7 @@ def test_accepted_groups_raise_the_right_action(policy):
 
 
 def test_salvage_alone_teaches_a_state_without_competent_rollouts(policy):
-    """With nothing accepted the step trains on S rejected groups; the target's action becomes likelier, also
-    behind the policy's own reasoning.
-    """
+    """With nothing accepted, the anchor makes the target's action likelier, after own reasoning too."""
     states, optimizer, position = wrong_states(policy), optimizer_of(policy, 1e-2), 0
     own = []
     for step in range(6):
@@ -382,9 +372,7 @@ def test_salvage_alone_teaches_a_state_without_competent_rollouts(policy):
 
 
 def test_without_anchor_only_the_brake_is_left(policy):
-    """Salvage weight 0 keeps the same groups and the KL; before the first update its gradient is 0, so
-    nothing moves.
-    """
+    """Salvage weight 0 keeps groups and KL, whose gradient is 0 before the first update."""
     before = weights(policy)
     config = dataclasses.replace(SMALL, mini_batch=4, objective=ObjectiveConfig(salvage_weight=0.0))
     optimizer = Optimizer(policy.adapters, ALONE, lambda step: 1e-2, weight_decay=0.0)
@@ -445,10 +433,8 @@ def test_a_step_is_repeatable(wavering):
 # ------------------------------------------------------------------------------------------------ token spans
 
 
-def test_spans_of_sampled_tokens(wavering):
-    """The action list's tokens are found in the tokens that were sampled, also where encoding the text would
-    give others.
-    """
+def test_action_spans_are_found_in_the_sampled_tokens(wavering):
+    """The span is that of the sampled tokens, also where encoding the text would give others."""
     text = click(3)
     span = (10, len(text) - 1)
     ids = wavering.encode_response(text)
