@@ -1,6 +1,4 @@
-"""A tiny policy that wavers between the right and a wrong index, and run folders of states, for the tests of
-the RL step and script.
-"""
+"""What the tests of the RL step and script train: a policy that wavers between two indices, and states."""
 
 import dataclasses
 from functools import partial

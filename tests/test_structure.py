@@ -30,7 +30,7 @@ FLOORS = (
     "salvage.reward salvage.gating salvage.objective",
     "engine.attention engine.lora engine.packing engine.policy engine.sampler engine.serve engine.distributed "
     "engine.training engine.plan",
-    "salvage.dynamics salvage.step",
+    "salvage.states salvage.dynamics salvage.step",
     "evaluation.tasks evaluation.environments evaluation.judges evaluation.figures",
     "collection.filters collection.loop",
     "report.*",
@@ -40,7 +40,7 @@ FLOORS = (
 PURE = {
     "similarity": "",
     "salvage.gating": "",
-    "salvage.objective": "",
+    "salvage.objective": "config",
     "salvage.reward": "records browser.actions similarity",
 }
 BLIND = {
@@ -52,6 +52,7 @@ BLIND = {
 TORCH_ROOMS = (
     "engine.*",
     "salvage.objective",
+    "salvage.states",
     "salvage.dynamics",
     "salvage.step",
     "playground.base_model",
