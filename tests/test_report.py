@@ -4,23 +4,18 @@ scripted role was used.
 
 import json
 import math
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mining_world import run, step, write_folder
+from mining_world import BAD, EVIL, GOOD, held_out, run, write_folder
 
 import mine
-from rmsweb.evaluation.figures import UNSOLVED, Folder, failure_modes, figures, turned
-from rmsweb.mining.taxonomy import CATEGORIES
+from rmsweb.evaluation.figures import Results
 from rmsweb.report.__main__ import Report, main
 from rmsweb.report.html import _ticks, chart, text
-
-EVIL = '<script>alert("x")</script><img src=x onerror=y>'
-GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
 
 
 class Page(HTMLParser):
@@ -36,43 +31,6 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
         assert not any(name.startswith("on") for name, _ in attrs)
-
-
-def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
-    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does
-    not parse; `hostile` puts markup into texts.
-    """
-    runs = []
-    for number, sign in enumerate(wins):
-        names = {"+": GOOD, "-": BAD, "?": "junk junk"}[sign]
-        item = run(names, sign == "+", task_id=f"t{number // 3}", name=f"n{number % 3}", split="held-out")
-        item = replace(
-            item, trajectory=replace(item.trajectory, source=replace(item.trajectory.source, run=number % 3))
-        )
-        if hostile:
-            steps = tuple(
-                replace(old, observation=replace(old.observation, url=EVIL, title=EVIL), response_text=EVIL)
-                for old in item.trajectory.steps
-            )
-            steps = (*steps, replace(step(9, "junk"), response_text=EVIL))
-            task = replace(item.trajectory.task, text=EVIL)
-            item = replace(
-                item,
-                trajectory=replace(item.trajectory, steps=steps, task=task, final_text=EVIL, guide_in=EVIL),
-            )
-        runs.append(item)
-    return write_folder(path, runs)
-
-
-def test_figures_are_those_of_the_runs(tmp_path: Path) -> None:
-    """pass@1 is the mean over runs, pass@3 counts tasks solved once, steps are over successes, n counts
-    tasks.
-    """
-    found = figures(Folder(held_out(tmp_path / "sft", "+--" + "---" + "+++")))
-    assert found["pass1"] == pytest.approx(4 / 9)
-    assert found["pass3"] == pytest.approx(2 / 3)
-    assert (found["steps"], found["n"], found["runs"]) == (4.0, 3, 9)
-    assert found["pass1_interval"][0] <= found["pass1"] <= found["pass1_interval"][1]
 
 
 def test_summary_holds_the_contract(tmp_path: Path) -> None:
@@ -103,33 +61,12 @@ def test_summary_holds_the_contract(tmp_path: Path) -> None:
     assert summary["scripted"] == []
 
 
-def test_failures_have_a_mode_where_their_task_was_ever_solved(tmp_path: Path) -> None:
-    """A failed run is compared with a success of its task, whoever had it; every failure is counted once."""
-    sft, rl = (
-        Folder(held_out(tmp_path / name, wins))
-        for name, wins in (("sft", "---" + "-?-"), ("rl", "+--" + "---"))
-    )
-    assert failure_modes(sft, [sft]) == {UNSOLVED: 6}
-    found = failure_modes(sft, [sft, rl])
-    assert found[UNSOLVED] == 3
-    assert found.total() == 6
-    assert set(found) <= {*CATEGORIES, UNSOLVED}
-    assert figures(sft)["format_errors"] == pytest.approx(2 / (5 * 3 + 2))
-    assert figures(rl)["format_errors"] == 0
-
-
-def test_turned_runs_are_those_whose_outcome_changed(tmp_path: Path) -> None:
-    """Runs are matched by task and number; each change is found once, in its direction, and the page shows
-    both sides.
-    """
+def test_the_page_shows_the_runs_that_turned(tmp_path: Path) -> None:
+    """Changed runs are counted by direction, and the page shows both sides."""
     before, after = (
-        Folder(held_out(tmp_path / name, wins))
+        Results(held_out(tmp_path / name, wins))
         for name, wins in (("sft", "--+" + "+-"), ("rl", "+--" + "+-" + "+"))
     )
-    won, lost = turned(before, after)
-    assert [(a.trajectory_id, b.trajectory_id) for a, b in won] == [("t0.n0", "t0.n0")]
-    assert [(a.trajectory_id, b.trajectory_id) for a, b in lost] == [("t0.n2", "t0.n2")]
-    assert turned(after, before) == ([(b, a) for a, b in lost], [(b, a) for a, b in won])
     assert main([str(before.path), str(after.path), "--out", str(tmp_path / "out")]) == 0
     source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "SFT to SFT + RL: 1 runs turned from failure to success" in source
@@ -161,7 +98,7 @@ def test_scripted_roles_are_named(tmp_path: Path) -> None:
     used = write_folder(
         tmp_path / "b", [run(GOOD, True, script="collect")], config={"policy_model": "scripted-teacher"}
     )
-    assert Report(out=tmp_path, folders=[Folder(plain)]).scripted == []
+    assert Report(out=tmp_path, folders=[Results(plain)]).scripted == []
     assert main([str(plain), str(used), "--out", str(tmp_path / "out")]) == 0
     assert "Scripted roles in this report: scripted-teacher" in (tmp_path / "out" / "report.html").read_text(
         encoding="utf-8"
@@ -191,7 +128,7 @@ def test_every_section_has_its_folder(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     folders = [collected, tmp_path / "mined", rl, sft]
-    assert [Folder(folder).role for folder in folders] == ["collection", "mined", "rl", "sft"]
+    assert [Results(folder).role for folder in folders] == ["collection", "mined", "rl", "sft"]
     assert main([*map(str, folders), "--out", str(tmp_path / "out")]) == 0
     source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     for words in (

@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rmsweb.evaluation.figures import UNSOLVED, Folder, K, failure_modes, figures, turned
+from rmsweb.evaluation.figures import UNSOLVED, K, Results, figures, print_table, turned
 from rmsweb.mining.taxonomy import MODES, TITLES
 from rmsweb.records import AuditRow, read_records
 from rmsweb.report.html import bars, chart, link, page, percent, pretty, table, text, trajectory
@@ -46,11 +46,11 @@ class Report:
     """The folders by role, and where the page goes."""
 
     out: Path
-    folders: list[Folder]
+    folders: list[Results]
     seconds: dict[str, float] = field(default_factory=dict)
     examples: int = 4
 
-    def of(self, role: str) -> Iterator[Folder]:
+    def of(self, role: str) -> Iterator[Results]:
         """Folders of a role."""
         return (folder for folder in self.folders if folder.role == role)
 
@@ -70,10 +70,7 @@ class Report:
         }
         return _finite(
             {
-                "policies": {
-                    folder.path.name: figures(folder) | {"failures": failure_modes(folder, evaluations)}
-                    for folder in evaluations
-                },
+                "policies": {folder.path.name: figures(folder, evaluations) for folder in evaluations},
                 "differences": {
                     name: asdict(found) | {"evidence": evidence(found)} for name, found in differences.items()
                 },
@@ -156,11 +153,13 @@ def changes(report: Report, summary: dict[str, Any]) -> str:
         )
     ]
     for before, after in pairwise(evaluations):
-        for runs, limit, title in zip(
-            turned(before, after), TURNED, ("from failure to success", "from success to failure"), strict=True
+        changed = turned(before, after)
+        for good, limit, title in zip(
+            (True, False), TURNED, ("from failure to success", "from success to failure"), strict=True
         ):
+            runs = [pair for pair in changed if pair[1].success is good]
             shown = [
-                f'<div class="turn">{trajectory(found, folder.judgements.get(found.trajectory_id), folder.path, report.out)}</div>'
+                f'<div class="turn">{trajectory(folder.trajectory(found.trajectory_id), folder.judgements().get(found.trajectory_id), folder.path, report.out)}</div>'
                 for pair in runs[:limit]
                 for found, folder in zip(pair, (before, after), strict=True)
             ]
@@ -178,7 +177,7 @@ def curves(report: Report) -> str:
     figures: list[str] = []
     for folder in report.of("rl"):
 
-        def line(key: str, name: str, folder: Folder = folder) -> tuple[str, list[tuple[float, float]]]:
+        def line(key: str, name: str, folder: Results = folder) -> tuple[str, list[tuple[float, float]]]:
             return name, [
                 (row["step"], row[key]) for row in folder.metrics if isinstance(row.get(key), (int, float))
             ]
@@ -323,7 +322,7 @@ def mining(report: Report) -> str:
     return "".join(parts)
 
 
-def _audit(row: AuditRow, folder: Folder, report: Report) -> str:
+def _audit(row: AuditRow, folder: Results, report: Report) -> str:
     sides = []
     for name, image, url in (
         ("success", row.success_screenshot, row.success_url),
@@ -346,14 +345,16 @@ def viewer(report: Report) -> str:
     """A few runs of every folder: failures and successes by turns, in the order of the ids."""
     parts = []
     for folder in report.folders:
-        won, lost = (
-            [found for found in folder.trajectories if folder.success(found) is good]
-            for good in (True, False)
-        )
+        won, lost = ([found for found in folder.rows if found.success is good] for good in (True, False))
         chosen = (lost[: report.examples // 2] + won)[: report.examples]
         if chosen:
             shown = "".join(
-                trajectory(found, folder.judgements.get(found.trajectory_id), folder.path, report.out)
+                trajectory(
+                    folder.trajectory(found.trajectory_id),
+                    folder.judgements().get(found.trajectory_id),
+                    folder.path,
+                    report.out,
+                )
                 for found in chosen
             )
             roles = (
@@ -401,21 +402,6 @@ def render(report: Report, summary: dict[str, Any]) -> str:
     )
 
 
-def print_table(summary: dict[str, Any]) -> None:
-    """The results for a terminal."""
-    print(
-        f"{'policy':<12}{'pass@1 %':>10}{'95% interval':>16}{f'pass@{K} %':>10}{'steps':>8}{'tasks':>7}{'runs':>6}"
-    )
-    for name, row in summary["policies"].items():
-        interval = "-".join(percent(value) for value in row["pass1_interval"])
-        steps = "–" if row["steps"] is None else f"{row['steps']:.2f}"
-        print(
-            f"{NAMES.get(name, name):<12}{percent(row['pass1']):>10}{interval:>16}{percent(row['pass3']):>10}{steps:>8}{row['n']:>7}{row['runs']:>6}"
-        )
-    if summary["scripted"]:
-        print(f"scripted roles: {', '.join(summary['scripted'])}")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit code 2 for bad data, 3 for a missing folder."""
     parser = argparse.ArgumentParser(
@@ -445,7 +431,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise FileNotFoundError(f"no run folder at {', '.join(missing)}")
         seconds = json.loads(options.seconds.read_text(encoding="utf-8")) if options.seconds else {}
         report = Report(
-            out=out, folders=[Folder(run) for run in options.runs], seconds=seconds, examples=options.examples
+            out=out,
+            folders=[Results(run) for run in options.runs],
+            seconds=seconds,
+            examples=options.examples,
         )
         summary = report.summary()
         out.mkdir(parents=True, exist_ok=True)
@@ -456,7 +445,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FileNotFoundError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 3 if isinstance(error, FileNotFoundError) else 2
-    print_table(summary)
+    print_table(
+        {NAMES.get(name, name): row for name, row in summary["policies"].items()}, summary["scripted"]
+    )
     print(f"{out / 'report.html'}\n{out / 'summary.json'}")
     return 0
 
