@@ -19,7 +19,11 @@ from rmsweb.evaluation.figures import (
     turned,
 )
 from rmsweb.mining.taxonomy import CATEGORIES
-from rmsweb.records import Judgement, Source
+from rmsweb.records import Judgement, Source, Verdict
+
+
+def verdict(word: Verdict) -> Judgement:
+    return Judgement(trajectory_id="x", judge="check", model="", verdict=word)
 
 
 def row(task: str, run: int, success: bool, **fields: object) -> RunRow:
@@ -28,7 +32,7 @@ def row(task: str, run: int, success: bool, **fields: object) -> RunRow:
         "site": "shop",
         "category": "c",
         "declared": success,
-        "verdict": "success" if success else "not_success",
+        "judgement": verdict("success" if success else "not_success"),
         "ended": "done",
         "unusable": 0,
     }
@@ -56,7 +60,7 @@ def test_missing_runs_are_counted_and_never_guessed() -> None:
     """Unparsed verdicts stay in; pass@3 is over the tasks with three runs; n counts the tasks with a run."""
     rows = [
         row("a", 0, True),
-        row("a", 1, False, verdict="unparsed"),
+        row("a", 1, False, judgement=verdict("unparsed")),
         row("a", 2, False, ended="max_steps", declared=False),
         row("b", 0, False, site="jobs"),
     ]
@@ -70,7 +74,7 @@ def test_missing_runs_are_counted_and_never_guessed() -> None:
 
 def test_a_run_succeeds_only_if_done_was_executed_and_the_judge_agrees() -> None:
     """Verdict and ending both count; the flag of the done does not."""
-    won = Judgement(trajectory_id="x", judge="check", model="", verdict="success")
+    won = verdict("success")
     source = Source(script="evaluate", policy="p", run=2)
     assert RunRow.of(trajectory(declared_success=False, source=source), won).success
     assert RunRow.of(trajectory(source=source), won).run == 2

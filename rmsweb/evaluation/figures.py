@@ -26,7 +26,18 @@ from rmsweb.stats import pass_at_1_estimate, pass_at_k
 
 K = 3  # App. A: three runs a task
 UNSOLVED = "unsolved"
-COMPARED = ["pass1", "pass1_interval", "pass3", "steps", "n", "runs", "format_errors", "unparsed", "ended", "failures"]
+COMPARED = [
+    "pass1",
+    "pass1_interval",
+    "pass3",
+    "steps",
+    "n",
+    "runs",
+    "format_errors",
+    "unparsed",
+    "ended",
+    "failures",
+]
 TABLE_LINE = "{:<42}{:>9}{:>14}{:>10}{:>7}{:>7}{:>6}"
 
 
@@ -41,7 +52,7 @@ class RunRow:
     category: str
     success: bool  # a `done` was executed and the judge agrees (App. A)
     declared: bool  # a `done` with success true was executed
-    verdict: str
+    judgement: Judgement | None
     ended: str
     turns: int
     unusable: int  # turns whose answer could not be parsed
@@ -61,7 +72,7 @@ class RunRow:
             category=task.category or "(none)",
             success=is_success(trajectory, judgement),
             declared=bool(trajectory.declared_success),
-            verdict=judgement.verdict if judgement else "missing",
+            judgement=judgement,
             ended=trajectory.ended,
             turns=len(steps),
             unusable=sum(step.parse_failure is not None for step in steps),
@@ -69,6 +80,11 @@ class RunRow:
             prompt_tokens=trajectory.usage.prompt_tokens,
             completion_tokens=trajectory.usage.completion_tokens,
         )
+
+    @property
+    def verdict(self) -> str:
+        """The judge's verdict, "missing" without a judgement."""
+        return self.judgement.verdict if self.judgement else "missing"
 
 
 def read_rows(folder: RunFolder) -> list[RunRow]:
