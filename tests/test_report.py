@@ -82,7 +82,7 @@ def test_the_page_shows_the_runs_that_turned(tmp_path: Path) -> None:
 
 
 def test_page_text_is_escaped_and_links_are_relative(tmp_path: Path) -> None:
-    """Markup in tasks, URLs, answers and guides stays text; the page loads pictures beside it and no script."""
+    """Markup in texts of a run stays text; the page loads nothing but pictures that lie beside it."""
     folder = held_out(tmp_path / "sft", "+-", hostile=True)
     assert call(folder) == 0
     page = page_of(folder)
@@ -108,7 +108,7 @@ def test_scripted_roles_are_named(tmp_path: Path) -> None:
 
 
 def test_every_section_has_its_folder(tmp_path: Path) -> None:
-    """Collection, mining, gates, curves and runs appear if a folder brings them, the paper's figures always."""
+    """A section appears if a folder brings its data, and the paper's figures always appear."""
     collected = write_folder(
         tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")]
     )
