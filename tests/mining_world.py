@@ -12,7 +12,7 @@ import PIL.Image
 
 from rmsweb.browser.actions import canonical_text, parse_action
 from rmsweb.collection.loop import action_sample
-from rmsweb.mining.alignment import Run
+from rmsweb.mining.alignment import AlignedRun
 from rmsweb.prompt import PromptConfig, save_prompt_config
 from rmsweb.records import (
     Action,
@@ -161,10 +161,10 @@ def trajectory(
     )
 
 
-def run(names: str, success: bool | None, **options: Any) -> Run:
+def run(names: str, success: bool | None, **options: Any) -> AlignedRun:
     """A run with its verdict."""
     checked = options.pop("work_checked", False)
-    return Run(trajectory(names, **options), success, work_checked=checked)
+    return AlignedRun(trajectory(names, **options), success, work_checked=checked)
 
 
 def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "check") -> Judgement:
@@ -173,7 +173,7 @@ def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "che
     )
 
 
-def render(item: Run, position: int) -> StepSample | None:
+def render(item: AlignedRun, position: int) -> StepSample | None:
     """What mine.py renders."""
     sample = action_sample(item.trajectory, position, CONFIG, lambda text: len(text) // 4)
     return sample if isinstance(sample, StepSample) else None
@@ -186,7 +186,7 @@ def on_page(found: Trajectory, number: int, observation: Observation) -> Traject
     return replace(found, steps=tuple(steps))
 
 
-def write_folder(path: Path, runs: Sequence[Run], *, config: dict[str, Any] | None = None) -> Path:
+def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, Any] | None = None) -> Path:
     """A run folder as collect.py and evaluate.py leave it, with the pictures that its steps name."""
     path.mkdir(parents=True)
     (path / "screenshots").mkdir()

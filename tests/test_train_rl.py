@@ -275,9 +275,7 @@ def test_full_corpus_and_dapo_are_flags(world, tmp_path):
     assert set(steps(tmp_path / "a")[0]["cells"]) == {"ordinary"}
     parse = train_rl.parse_config
     assert (
-        parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo"))
-        .step_config()
-        .loss.upper_clip
+        parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo")).step_config().loss.upper_clip
         == 0.28
     )
     assert parse(train_rl.Config, flags(world, tmp_path)).step_config().loss.upper_clip == 0.32

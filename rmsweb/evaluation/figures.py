@@ -192,7 +192,7 @@ def failure_modes(results: Results, evaluations: Iterable[Results]) -> Counter[s
             mode, success = UNSOLVED, shortest.get(row.task_id)
             if success is not None:
                 failure = results.trajectory(row.trajectory_id)
-                mode = rule_label(features(failure.task.text, success, failure))[0]
+                mode = rule_label(features(failure.task.text, success, failure)).category
             modes[mode] += 1
     return modes
 
