@@ -24,12 +24,13 @@ from rmsweb.config import Config as BaseConfig
 from rmsweb.config import main_guard, opt, parse_config, progress, rank, shard
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.evaluation.environments import Environment, LiveWeb
-from rmsweb.evaluation.figures import print_table, read_rows, summarize
+from rmsweb.evaluation.figures import read_rows, summarize
 from rmsweb.evaluation.judges import judge_run
 from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.prompt import PromptConfig, approximate_tokens, load_prompt_config, save_prompt_config
 from rmsweb.records import Policy, Source, Split, Task, derive_seed
+from rmsweb.report.page import terminal_table
 from rmsweb.runner import Job, Worker, browser_pool, run_jobs
 from rmsweb.runs import RunWriter
 from rmsweb.stats import cost, load_prices
@@ -345,7 +346,7 @@ async def evaluate(config: Config, folder: RunWriter, tasks: list[Task]) -> int:
         {"seconds": round(time.monotonic() - started, 1), "browser_restarts": outcome.browser_restarts},
     )
     if rank() == 0:
-        print_table({opened.name: summary}, summary["scripted"])
+        print(terminal_table({opened.name: summary}, summary["scripted"]), end="")
     for name, problem in outcome.failed.items():
         print(f"run {name} is unfinished: {problem}", file=sys.stderr)
     return 1 if outcome.failed else 0

@@ -38,7 +38,6 @@ COMPARED = [
     "ended",
     "failures",
 ]
-TABLE_LINE = "{:<42}{:>9}{:>14}{:>10}{:>7}{:>7}{:>6}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,9 +203,6 @@ def turned(before: Results, after: Results) -> list[tuple[RunRow, RunRow]]:
     return [(old, new) for old, new in pairs if old.success != new.success]
 
 
-# ------------------------------------------------------------------------------------------- for a terminal
-
-
 def percent(share: float | None, digits: int = 1) -> str:
     """Return a share in [0, 1] as a percentage.
 
@@ -214,22 +210,3 @@ def percent(share: float | None, digits: int = 1) -> str:
     ('50.0', '–')
     """
     return "–" if share is None or math.isnan(share) else f"{100 * share:.{digits}f}"
-
-
-def print_table(policies: Mapping[str, Mapping[str, Any]], scripted: Sequence[str] = ()) -> None:
-    """Print the figures of policies, one line each, with the breakdowns and missing runs that are given."""
-    if scripted:
-        print(f"scripted roles: {', '.join(scripted)}")
-    print(TABLE_LINE.format("policy", "pass@1 %", "95% interval", f"pass@{K} %", "steps", "tasks", "runs"))
-    for name, found in policies.items():
-        steps = "–" if found["steps"] is None else f"{found['steps']:.2f}"
-        rest = (percent(found[f"pass{K}"]), steps, found["n"], found["runs"])
-        _print_line(name, found["pass1"], *found["pass1_interval"], *rest)
-        for group, part in (found.get("by_site", {}) | found.get("by_category", {})).items():
-            _print_line(f"  {group}", part["value"], part["low"], part["high"], "", "", part["n"], "")
-        if found.get("missing"):
-            print(f"{found['missing']} missing: runs that are not finished")
-
-
-def _print_line(name: str, pass1: float, low: float, high: float, *rest: object) -> None:
-    print(TABLE_LINE.format(name, percent(pass1), f"{percent(low)}-{percent(high)}", *rest))

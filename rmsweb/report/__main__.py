@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rmsweb.config import main_guard
-from rmsweb.evaluation.figures import Results, print_table
-from rmsweb.report.page import label, render, summarize
+from rmsweb.evaluation.figures import Results
+from rmsweb.report.page import render, summarize, terminal_table
 from rmsweb.runs import write_json
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.html").write_text(render(folders, summary, out, options.examples), encoding="utf-8")
     write_json(out / "summary.json", summary)
-    print_table({label(name): row for name, row in summary["policies"].items()}, summary["scripted"])
+    print(terminal_table(summary["policies"], summary["scripted"]), end="")
     print(f"{out / 'report.html'}\n{out / 'summary.json'}")
     return 0
 

@@ -118,7 +118,7 @@ def _shown(value: object) -> object:
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=True,
+    autoescape=jinja2.select_autoescape(["html.j2"]),
     extensions=["jinja2.ext.do"],
     finalize=_shown,
     trim_blocks=True,
@@ -140,6 +140,11 @@ TEMPLATES.globals |= {
     "tenths": tenths,
     "titles": TITLES | {UNSOLVED: "no run of any policy solved the task"},
 }
+
+
+def terminal_table(policies: Mapping[str, Mapping[str, Any]], scripted: Iterable[str] = ()) -> str:
+    """Return the figures of policies as a table for a terminal."""
+    return TEMPLATES.get_template("table.txt.j2").render(policies=policies, scripted=scripted)
 
 
 def render(folders: Sequence[Results], summary: Mapping[str, Any], out: Path, examples: int) -> str:
