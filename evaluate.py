@@ -11,13 +11,12 @@ import hashlib
 import os
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from rmsweb.agent import AgentOptions, Episode
 from rmsweb.browser.chromium import find_chromium
@@ -25,14 +24,16 @@ from rmsweb.config import Config as BaseConfig
 from rmsweb.config import main_guard, opt, parse_config, progress, rank, shard
 from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.evaluation.environments import Environment, LiveWeb
+from rmsweb.evaluation.figures import read_rows, summarize
 from rmsweb.evaluation.judges import judge_run
 from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.prompt import PromptConfig, approximate_tokens, load_prompt_config, save_prompt_config
-from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed, is_success
+from rmsweb.records import Policy, Source, Split, Task, derive_seed
+from rmsweb.report.page import terminal_table
 from rmsweb.runner import Job, Worker, browser_pool, run_jobs
 from rmsweb.runs import RunWriter
-from rmsweb.stats import cost, load_prices, pass_at_1_estimate, pass_at_k
+from rmsweb.stats import cost, load_prices
 
 ARM = "evaluate"
 
@@ -249,136 +250,11 @@ def attempt_id(task: Task, number: int) -> str:
 # ------------------------------------------------------------------------------------------------ the summary
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """What the summary needs of a run."""
-
-    task_id: str
-    run: int
-    site: str
-    category: str
-    success: bool
-    declared: bool  # a done with success true was executed
-    verdict: str
-    ended: str
-    turns: int
-    actions: int
-    prompt_tokens: int
-    completion_tokens: int
-
-    @classmethod
-    def of(cls, trajectory: Trajectory, judgement: Judgement | None) -> "Row":
-        task = trajectory.task
-        return cls(
-            task_id=task.task_id,
-            run=trajectory.source.run,
-            site=str(task.environment.get("site") or urlsplit(task.start_url or "").hostname or "(none)"),
-            category=task.category or "(none)",
-            success=is_success(trajectory, judgement),
-            declared=bool(trajectory.declared_success),
-            verdict=judgement.verdict if judgement else "missing",
-            ended=trajectory.ended,
-            turns=len(trajectory.steps),
-            actions=sum(len(step.results) for step in trajectory.steps),
-            prompt_tokens=trajectory.usage.prompt_tokens,
-            completion_tokens=trajectory.usage.completion_tokens,
-        )
-
-
-def outcomes_of(rows: Iterable[Row]) -> dict[str, list[bool]]:
-    """Successes by task, in the order of the runs."""
-    outcomes: dict[str, list[bool]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: (row.task_id, row.run)):
-        outcomes[row.task_id].append(row.success)
-    return outcomes
-
-
-def breakdown(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, Any]:
-    """pass@1 with its interval by group; n counts tasks."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return {name: asdict(pass_at_1_estimate(outcomes_of(group))) for name, group in sorted(groups.items())}
-
-
-def mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def best_of(outcomes: dict[str, list[bool]], k: int) -> float | None:
-    """pass@k over the tasks that have k runs; None where there is none."""
-    full = {task: done for task, done in outcomes.items() if len(done) >= k}
-    return pass_at_k(full, k) if full else None
-
-
-def summarize(rows: Sequence[Row], *, tasks: int, runs: int) -> dict[str, Any]:
-    """The figures of a run folder. n counts tasks; `missing` runs were planned and are not finished: then the
-    figures are those of the finished ones.
-    """
-    outcomes = outcomes_of(rows)
-    estimate = pass_at_1_estimate(outcomes)
-    solved = [row for row in rows if row.success]
-    return {
-        "pass1": estimate.value if rows else None,
-        "pass1_interval": [estimate.low, estimate.high] if rows else [None, None],
-        **{f"pass{k}": best_of(outcomes, k) for k in sorted({3, runs} - {1})},
-        "pass1_by_run": [mean([row.success for row in rows if row.run == number]) for number in range(runs)],
-        "steps": mean([row.turns for row in solved]),
-        "actions": mean([row.actions for row in solved]),
-        "n": len(outcomes),
-        "runs": len(rows),
-        "missing": tasks * runs - len(rows),
-        "declared": sum(row.ended == "done" for row in rows),
-        "declared_success": sum(row.declared for row in rows),
-        "verdicts": dict(Counter(row.verdict for row in rows)),
-        "unparsed": sum(row.verdict == "unparsed" for row in rows),
-        "ended": dict(Counter(row.ended for row in rows)),
-        "prompt_tokens_per_run": mean([row.prompt_tokens for row in rows]),
-        "completion_tokens_per_run": mean([row.completion_tokens for row in rows]),
-        "by_site": breakdown(rows, lambda row: row.site),
-        "by_category": breakdown(rows, lambda row: row.category),
-    }
-
-
-def print_table(summary: dict[str, Any], runs: int) -> None:
-    """The figures for a person."""
-
-    def share(value: float | None) -> str:
-        return "-" if value is None or value != value else f"{100 * value:.1f}"
-
-    low, high = summary["pass1_interval"]
-    steps = "-" if summary["steps"] is None else f"{summary['steps']:.2f}"
-    scripted = f" (scripted: {', '.join(summary['scripted'])})" if summary["scripted"] else ""
-    print(
-        f"policy {summary['policy']}{scripted}, split {summary['split']}: {summary['n']} tasks, {summary['runs']} runs, {summary['missing']} missing"
-    )
-    titles = ("pass@1 %", "95% interval", f"pass@{runs} %", "steps", "declared", "unparsed")
-    values = (
-        share(summary["pass1"]),
-        f"{share(low)}-{share(high)}",
-        share(summary[f"pass{runs}"]),
-        steps,
-        summary["declared"],
-        summary["unparsed"],
-    )
-    for line in (titles, values):
-        print("".join(f"{item:>14}" for item in line))
-    for title in ("site", "category"):
-        print(f"by {title}:")
-        for name, row in summary[f"by_{title}"].items():
-            print(
-                f"  {name:<40} {share(row['value']):>6}  {share(row['low'])}-{share(row['high'])}  n={row['n']}"
-            )
-
-
 def write_summary(
     config: Config, folder: RunWriter, opened: Opened, tasks: int, extra: dict[str, Any]
 ) -> dict[str, Any]:
     """summary.json from the finished runs of all ranks; returns it."""
-    verdicts = folder.judgements()
-    rows = [
-        Row.of(trajectory, verdicts.get(trajectory.trajectory_id)) for trajectory in folder.trajectories()
-    ]
+    rows = read_rows(folder)
     models = (opened.name, config.judge_model if config.judge_url else "")
     summary: dict[str, Any] = {
         "policy": opened.name,
@@ -470,7 +346,7 @@ async def evaluate(config: Config, folder: RunWriter, tasks: list[Task]) -> int:
         {"seconds": round(time.monotonic() - started, 1), "browser_restarts": outcome.browser_restarts},
     )
     if rank() == 0:
-        print_table(summary, config.runs)
+        print(terminal_table({opened.name: summary}, summary["scripted"]), end="")
     for name, problem in outcome.failed.items():
         print(f"run {name} is unfinished: {problem}", file=sys.stderr)
     return 1 if outcome.failed else 0

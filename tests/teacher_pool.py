@@ -10,7 +10,7 @@ from replay import ReplayEnvironment, ReplaySession
 
 from rmsweb.agent import AgentOptions, Episode
 from rmsweb.collection.loop import Attempt, collect_task, reflect
-from rmsweb.mining.alignment import Run
+from rmsweb.mining.alignment import AlignedRun
 from rmsweb.playground.tasks import World
 from rmsweb.playground.teacher import ROLES
 from rmsweb.prompt import PromptConfig, load_prompt_config, render_text
@@ -82,6 +82,6 @@ def collect_pool(worlds: Sequence[World]) -> list[tuple[Trajectory, Judgement]]:
     return asyncio.run(_collect(worlds))
 
 
-def runs_of(pool: Sequence[tuple[Trajectory, Judgement]]) -> list[Run]:
+def runs_of(pool: Sequence[tuple[Trajectory, Judgement]]) -> list[AlignedRun]:
     """The pool as mining takes it."""
-    return [Run(trajectory, judgement.verdict == "success") for trajectory, judgement in pool]
+    return [AlignedRun(trajectory, judgement.verdict == "success") for trajectory, judgement in pool]

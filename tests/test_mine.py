@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 from chat_server import Answer, chat_server, completion
-from mining_world import CONFIG, run, write_folder
+from mining_world import BAD, CONFIG, GOOD, run, write_folder
 
 import mine
 from rmsweb.config import main_guard
 from rmsweb.prompt import save_prompt_config
 from rmsweb.records import AuditRow, Image, MinedState, StepSample, read_records
-
-GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
 
 
 def call(*words: object) -> int:

@@ -26,7 +26,7 @@ FLOORS = (
     "prompt",
     "agent",
     "runs runner",
-    "mining.taxonomy mining.alignment mining.search",
+    "mining.taxonomy mining.alignment mining.search mining.corpus",
     "salvage.reward salvage.gating salvage.objective",
     "engine.attention engine.lora engine.packing engine.policy engine.sampler engine.serve engine.distributed "
     "engine.training engine.plan",

@@ -15,8 +15,8 @@ from rmsweb.agent import AgentOptions, Episode
 from rmsweb.collection.loop import action_sample, reflect
 from rmsweb.endpoint import EndpointPolicy, open_endpoint
 from rmsweb.evaluation.judges import judge_failure, judge_outcome
-from rmsweb.mining.alignment import Run
-from rmsweb.mining.search import Settings, mine
+from rmsweb.mining.alignment import AlignedRun
+from rmsweb.mining.search import MinerConfig, mine
 from rmsweb.mining.taxonomy import CATEGORIES
 from rmsweb.playground import expert
 from rmsweb.playground.tasks import TEMPLATES, World, make_worlds
@@ -135,12 +135,12 @@ def test_the_habits_make_critical_states_of_eight_failure_modes() -> None:
     by the rules' label alone.
     """
 
-    def render(run: Run, position: int) -> StepSample | None:
+    def render(run: AlignedRun, position: int) -> StepSample | None:
         sample = action_sample(run.trajectory, position, SMALL, lambda text: len(text.split()))
         return None if isinstance(sample, str) else sample
 
     runs = runs_of(collect_pool(make_worlds("train", 10 * len(TEMPLATES))))
-    mined = asyncio.run(mine(runs, render=render, judge=None, settings=Settings(secondary=False)))
+    mined = asyncio.run(mine(runs, render=render, judge=None, config=MinerConfig(secondary=False)))
     assert {item.state.label_source for item in mined.found} == {"rule"}
     assert len({item.state.category for item in mined.found}) >= 8
 
