@@ -22,17 +22,16 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from rmsweb.config import flag, flat, rank, world_size
-from rmsweb.records import (
-    Judgement,
-    RecordError,
-    Trajectory,
+from rmsweb.jsonl import (
     append_record,
     cut_torn_line,
     from_json,
-    is_success,
+    parse_json,
     replace_file,
     to_json,
+    write_json,
 )
+from rmsweb.records import Judgement, Trajectory, is_success
 
 PACKAGES = ("torch", "transformers", "safetensors", "flash-attn", "playwright", "httpx", "numpy", "pillow")
 MAX_ID_BYTES = 4_096
@@ -52,25 +51,15 @@ class RunFolder:
         Raises RecordError, naming the file, for one that is not JSON.
         """
         file = self.path / name
-        if not file.exists():
-            return {}
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RecordError(f"{file}: not JSON ({error})") from None
+        data = parse_json(file.read_bytes(), str(file)) if file.exists() else None
         return data if isinstance(data, dict) else {}
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
         file = self.path / "metrics.jsonl"
-        lines = []
-        for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), 1):
-            try:
-                lines.append(json.loads(line))
-            except ValueError as error:
-                raise RecordError(f"{file}:{number}: not JSON ({error})") from None
-        return lines
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        return [parse_json(line, f"{file}:{number}") for number, line in enumerate(lines, 1)]
 
     # --------------------------------------------------------------------------------------------- episodes
 
@@ -247,13 +236,6 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             if line.endswith(b"\n"):
                 yield offset, line
             offset += len(line)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file as a whole; dataclasses and paths are converted."""
-    with replace_file(path) as temporary:
-        text = json.dumps(to_json(value), indent=1, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def environment() -> dict[str, Any]:

@@ -12,6 +12,7 @@ import PIL.Image
 
 from rmsweb.browser.actions import canonical_text, parse_action
 from rmsweb.collection.loop import action_sample
+from rmsweb.jsonl import write_records
 from rmsweb.mining.alignment import Run
 from rmsweb.prompt import PromptConfig, save_prompt_config
 from rmsweb.records import (
@@ -31,7 +32,6 @@ from rmsweb.records import (
     Task,
     Trajectory,
     Verdict,
-    write_records,
 )
 
 CONFIG = PromptConfig(thinking=False)

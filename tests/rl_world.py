@@ -10,8 +10,9 @@ from tiny_model import SMALL_PROMPT, tiny_policy
 
 from rmsweb.engine.packing import Group, make_pack
 from rmsweb.engine.policy import PolicyModel
+from rmsweb.jsonl import write_records
 from rmsweb.prompt import save_prompt_config
-from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text, write_records
+from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text
 
 INDICES = (1, 2, 3, 4, 5, 6)
 CATEGORIES = ("navigation", "constraint")

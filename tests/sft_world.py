@@ -6,8 +6,9 @@ import numpy as np
 import PIL.Image
 from tiny_model import SMALL_PROMPT
 
+from rmsweb.jsonl import write_records
 from rmsweb.prompt import PromptConfig, save_prompt_config
-from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text, write_records
+from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text
 
 
 def step_sample(

@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from rmsweb.agent import AgentOptions, Episode, executed_actions, has_stalled, is_stalled, step_prompt
 from rmsweb.browser.actions import parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
-from rmsweb.records import (
-    ActionResult,
-    AgentOutput,
-    Observation,
-    Source,
-    Step,
-    Text,
-    Trajectory,
-    derive_seed,
-    dumps,
-)
+from rmsweb.jsonl import dumps
+from rmsweb.records import ActionResult, AgentOutput, Observation, Source, Step, Text, Trajectory, derive_seed
 
 
 def episode(
@@ -261,7 +252,7 @@ def test_wrong_limits() -> None:
 
 def test_a_trajectory_is_a_record(tmp_path: Path) -> None:
     """What an episode returns survives its JSON form."""
-    from rmsweb.records import append_record, read_records
+    from rmsweb.jsonl import append_record, read_records
 
     result = episode(ScriptedPolicy("rubbish", answer(done())))
     append_record(tmp_path / "t.jsonl", result)

@@ -15,7 +15,8 @@ from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_c
 from rmsweb.browser.guard import Guard, Secrets, complete_url
 from rmsweb.browser.session import Session
 from rmsweb.evaluation.environments import LiveWeb
-from rmsweb.records import Action, Observation, Task, dumps
+from rmsweb.jsonl import dumps
+from rmsweb.records import Action, Observation, Task
 from rmsweb.runner import browser_pool
 
 __all__ = ["lab"]

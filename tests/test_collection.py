@@ -39,8 +39,9 @@ from rmsweb.collection.loop import (
     summarize,
     yield_report,
 )
+from rmsweb.jsonl import RecordError, dumps
 from rmsweb.prompt import PromptConfig, approximate_tokens, render_text
-from rmsweb.records import Judgement, RecordError, Source, Trajectory, dumps, is_success
+from rmsweb.records import Judgement, Source, Trajectory, is_success
 
 WON = Judgement(trajectory_id="t1.reflection.r1.n0", judge="check", model="", verdict="success")
 LOST = replace(WON, verdict="not_success")

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluate import Config, Row, checkpoint_sha256, print_table, summarize
-from rmsweb.records import Judgement, Source, Task, write_records
+from rmsweb.jsonl import write_records
+from rmsweb.records import Judgement, Source, Task
 
 ROOT = Path(__file__).parent.parent
 

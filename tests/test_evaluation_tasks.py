@@ -7,7 +7,8 @@ import pytest
 from fake_world import TASK
 
 from rmsweb.evaluation.tasks import load_tasks
-from rmsweb.records import RecordError, Task, write_records
+from rmsweb.jsonl import RecordError, write_records
+from rmsweb.records import Task
 
 
 def test_tasks_of_a_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from replay import ReplayEnvironment, ReplaySession
 
 from rmsweb.agent import AgentOptions, Episode, is_stalled, step_prompt
+from rmsweb.jsonl import read_records
 from rmsweb.playground import expert, teacher
 from rmsweb.playground.__main__ import main
 from rmsweb.playground.base_model import build_tokenizer
@@ -25,7 +26,7 @@ from rmsweb.playground.sites.page import Page
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_world, make_worlds, world_of
 from rmsweb.playground.words import entities, vocabulary
 from rmsweb.prompt import image_tokens, load_prompt_config, render_text
-from rmsweb.records import Action, Message, Observation, Reply, Source, Split, Task, Trajectory, read_records
+from rmsweb.records import Action, Message, Observation, Reply, Source, Split, Task, Trajectory
 
 CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
 SPLITS: tuple[Split, ...] = ("train", "dev", "held-out")

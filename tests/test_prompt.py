@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmsweb.browser.state import fingerprint, render_nodes
+from rmsweb.jsonl import RecordError
 from rmsweb.prompt import (
     PromptConfig,
     approximate_tokens,
@@ -23,17 +24,7 @@ from rmsweb.prompt import (
     render_text,
     save_prompt_config,
 )
-from rmsweb.records import (
-    Action,
-    ActionResult,
-    AgentOutput,
-    Element,
-    Image,
-    Observation,
-    RecordError,
-    Step,
-    Text,
-)
+from rmsweb.records import Action, ActionResult, AgentOutput, Element, Image, Observation, Step, Text
 
 SMALL = PromptConfig(
     blocks=("title", "image"),

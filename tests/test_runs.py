@@ -9,7 +9,8 @@ from fake_world import TASK, trajectory
 
 from rmsweb.config import Config as BaseConfig
 from rmsweb.config import opt
-from rmsweb.records import Judgement, Trajectory, append_record, read_records
+from rmsweb.jsonl import append_record, read_records
+from rmsweb.records import Judgement, Trajectory
 from rmsweb.runs import RunFolder, RunWriter, environment, write_json
 
 

@@ -16,8 +16,8 @@ from tiny_model import SMALL_PROMPT
 import train_rl
 import train_sft
 from rmsweb.engine.policy import PolicyModel
+from rmsweb.jsonl import RecordError
 from rmsweb.prompt import load_prompt_config, save_prompt_config
-from rmsweb.records import RecordError
 
 ROOT = Path(train_rl.__file__).parent
 
