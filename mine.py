@@ -18,36 +18,21 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator, Sequence, Set
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmsweb.collection.loop import action_sample
+from rmsweb.collection.filters import action_sample
 from rmsweb.config import Config as BaseConfig
 from rmsweb.config import main_guard, opt, parse_config, progress
-from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.evaluation.judges import judge_failure
+from rmsweb.jsonl import read_records, write_json, write_records
+from rmsweb.llm import Endpoint
 from rmsweb.mining.alignment import Contrast, Run
 from rmsweb.mining.search import Judge, Mined, Render, Settings, mine, report, summary
 from rmsweb.mining.taxonomy import features_text
-from rmsweb.prompt import (
-    PromptConfig,
-    approximate_tokens,
-    differing_fields,
-    load_prompt_config,
-    save_prompt_config,
-)
-from rmsweb.records import (
-    AuditRow,
-    Image,
-    Judgement,
-    MinedState,
-    Split,
-    StepSample,
-    Trajectory,
-    is_success,
-    read_records,
-    write_records,
-)
+from rmsweb.prompt import PromptConfig, differing_fields, load_prompt_config, token_counter
+from rmsweb.records import AuditRow, Image, Judgement, MinedState, Split, StepSample, Trajectory, is_success
 from rmsweb.runs import RunWriter
 
 # kind of a judgement that saw the work done, not its outcome alone; no environment of ours gives it yet
@@ -148,22 +133,21 @@ def load_pool(config: Config) -> tuple[list[Run], PromptConfig]:
     return runs, shared
 
 
-def _judge(config: Config, root: Path) -> EndpointPolicy | None:
+def _judge(config: Config, root: Path) -> Endpoint | None:
     if not config.judge_url:
         return None
-    cache = root / "cache"
-    return open_endpoint(
-        "failure judge",
-        config.judge_url,
-        config.judge_model,
-        root,
+    return Endpoint(
+        role="failure judge",
+        url=config.judge_url,
+        model=config.judge_model,
+        image_root=root,
+        cache=root / "cache",
         concurrency=config.concurrency,
-        cache=cache,
-        temperature=0.0,
+        options={"temperature": 0.0},
     )
 
 
-def _labeller(judge: EndpointPolicy) -> Judge:
+def _labeller(judge: Endpoint) -> Judge:
     async def label(pair: Contrast, first: tuple[str, float] | None) -> tuple[str, float] | None:
         task, evidence = pair.success.trajectory.task.text, features_text(pair.features)
         return await judge_failure(
@@ -248,8 +232,8 @@ async def run(config: Config) -> int:
 
 async def write(config: Config, folder: RunWriter, runs: Sequence[Run], prompt_config: PromptConfig) -> int:
     """Mine the runs and write what was found."""
-    save_prompt_config(prompt_config, folder.path / "prompt_config.json")
-    count_tokens = token_counter(config.tokenizer) if config.tokenizer else approximate_tokens
+    write_json(folder.path / "prompt_config.json", prompt_config)
+    count_tokens = token_counter(config.tokenizer)
 
     def render(item: Run, position: int) -> StepSample | None:
         sample = action_sample(item.trajectory, position, prompt_config, count_tokens)
@@ -259,8 +243,10 @@ async def write(config: Config, folder: RunWriter, runs: Sequence[Run], prompt_c
     settings = Settings(
         secondary=config.secondary, strict_non_terminal=config.strict_non_terminal, per_pair=config.per_pair
     )
-    bar = progress(label="pairs")
-    try:
+    async with AsyncExitStack() as stack:
+        bar = stack.enter_context(progress(label="pairs"))
+        if judge is not None:
+            await stack.enter_async_context(judge)
         result = await mine(
             runs,
             render=render,
@@ -268,10 +254,6 @@ async def write(config: Config, folder: RunWriter, runs: Sequence[Run], prompt_c
             settings=settings,
             on_pair=bar.update,
         )
-    finally:
-        bar.close()
-        if judge is not None:
-            await judge.client.aclose()
     mined = {(item.state.trajectory_id, item.state.step) for item in result.found}
     ordinary = ordinary_states(mined, runs, render, config.ordinary, config.seed)
     behind = followers(result, mined, render, config.followers)

@@ -250,7 +250,9 @@ def _file_list(history: Sequence[Step]) -> str:
     """Return the names of the files that the agent has written or downloaded so far, one a line."""
     names: list[str] = []
     for step in history:
-        written = [action for action, result in step.executed if action.name == "write_file" and not result.error]
+        written = [
+            action for action, result in step.executed if action.name == "write_file" and not result.error
+        ]
         names += [*step.observation.downloads, *(str(action.params.get("file_name")) for action in written)]
     return "".join(f"{name}\n" for name in dict.fromkeys(names))
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
@@ -35,6 +35,7 @@ from rmsweb.records import Judgement, Trajectory, is_success
 
 PACKAGES = ("torch", "transformers", "safetensors", "flash-attn", "playwright", "httpx", "numpy", "pillow")
 MAX_ID_BYTES = 4_096
+Role = Literal["collection", "evaluation", "pool", "mined", "rl", "sft", "none"]
 
 
 class RunFolder:
@@ -77,12 +78,23 @@ class RunFolder:
                 found[json.JSONDecoder().raw_decode(text)[0]] = (path, offset)
         return dict(sorted(found.items()))
 
+    def _read(self, path: Path, offset: int) -> Trajectory:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return from_json(Trajectory, json.loads(file.readline()), f"{path} (byte {offset})")
+
     def trajectories(self) -> Iterator[Trajectory]:
         """Yield the committed trajectories of all ranks by id, one at a time: a long run exceeds memory."""
         for path, offset in self.finished().values():
-            with open(path, "rb") as file:
-                file.seek(offset)
-                yield from_json(Trajectory, json.loads(file.readline()), f"{path} (byte {offset})")
+            yield self._read(path, offset)
+
+    def trajectory(self, trajectory_id: str) -> Trajectory:
+        """Return one committed trajectory; KeyError for an unknown id. Looks for the ids once."""
+        return self._read(*self._known[trajectory_id])
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[Path, int]]:
+        return self.finished()
 
     def judgements(self) -> dict[str, Judgement]:
         """Return the judgements of all ranks by trajectory id; a later one replaces an earlier one."""
@@ -95,6 +107,37 @@ class RunFolder:
         verdicts = self.judgements()
         for trajectory in self.trajectories():
             yield trajectory, verdicts.get(trajectory.trajectory_id)
+
+    # ------------------------------------------------------------------------------------------ what ran here
+
+    @cached_property
+    def first(self) -> Trajectory | None:
+        """The first committed trajectory by id."""
+        return next(self.trajectories(), None)
+
+    @cached_property
+    def role(self) -> Role:
+        """What wrote the folder, known by the files in it."""
+        if self.first is not None:
+            if self.first.source.script == "collect":
+                return "collection"
+            return "evaluation" if self.first.task.split == "held-out" else "pool"
+        if (self.path / "mined.jsonl").exists():
+            return "mined"
+        if any("std_rejected_frac" in line for line in self.metrics):
+            return "rl"
+        return "sft" if self.metrics else "none"
+
+    @cached_property
+    def scripted(self) -> set[str]:
+        """The scripted roles that the run used."""
+        config = self.json("config.json")
+        if not config.get("judge_url"):
+            config.pop("judge_model", None)  # the default of a judge that was not asked
+        models = {str(value) for name, value in config.items() if name.endswith("_model")}
+        models |= {self.first.source.policy} if self.first else set()
+        models |= {verdict.model for verdict in self.judgements().values()}
+        return {name for name in models if name.startswith("scripted-")}
 
 
 class RunWriter(RunFolder):

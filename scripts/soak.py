@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rmsweb.agent import AgentOptions, Episode  # noqa: E402 (the checkout need not be installed)
+from rmsweb.agent import Episode  # noqa: E402 (the checkout need not be installed)
 from rmsweb.browser.chromium import Browser, BrowserOptions  # noqa: E402
 from rmsweb.browser.session import Session  # noqa: E402
 from rmsweb.playground import teacher  # noqa: E402
@@ -109,9 +109,15 @@ async def work(
                 await at_random(session, r, count)
             else:
                 played = Episode(
-                    policy=scripted, session=session, task=world.task(), trajectory_id=f"{number}-{episode}", source=Source(script="soak", policy="teacher"),
-                    seed=episode, config=CONFIG, options=AgentOptions(max_steps=STEPS),
-                )  # fmt: skip
+                    policy=scripted,
+                    session=session,
+                    task=world.task(),
+                    trajectory_id=f"{number}-{episode}",
+                    source=Source(script="soak", policy="teacher"),
+                    seed=episode,
+                    config=CONFIG,
+                    max_steps=STEPS,
+                )
                 steps = len((await played.run(start)).steps)
                 count.steps += steps
             count.episodes += 1

@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rmsweb.evaluation.figures import Folder, failure_modes, figures  # noqa: E402  the project is not installed
+from rmsweb.evaluation.figures import Results, figures  # noqa: E402  the project is not installed
 from rmsweb.stats import Estimate, evidence, paired_difference, pass_at_1_estimate  # noqa: E402
 
 RESULTS = ROOT / "docs" / "study"
@@ -418,7 +418,7 @@ def result(seed: int, out: Path, seconds: Mapping[str, float]) -> dict[str, Any]
     """What is committed of a seed: figures, outcomes of every run, failures by mode, the course of RL, times,
     and the commit.
     """
-    folders = {name: Folder(out / name) for name in POLICIES}
+    folders = {name: Results(out / name) for name in POLICIES}
     git = {name: subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
            for name, command in {"commit": ("rev-parse", "HEAD"), "changed": ("status", "--porcelain", "--untracked-files=no")}.items()}  # fmt: skip
     return {
@@ -427,20 +427,17 @@ def result(seed: int, out: Path, seconds: Mapping[str, float]) -> dict[str, Any]
         "changed_files": git["changed"].splitlines(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": dict(seconds),
-        "policies": {
-            name: figures(folder) | {"failures": failure_modes(folder, folders.values())}
-            for name, folder in folders.items()
-        },
+        "policies": {name: figures(folder, list(folders.values())) for name, folder in folders.items()},
         "outcomes": {
             name: {task: [int(success) for success in runs] for task, runs in folder.outcomes.items()}
             for name, folder in folders.items()
         },
         "rl": [
             {key: row[key] for key in ("step", *COURSE) if key in row}
-            for row in Folder(out / "train-rl").metrics
+            for row in Results(out / "train-rl").metrics
             if "step" in row
         ],
-        "mined": Folder(out / "mined").json("report.json"),
+        "mined": Results(out / "mined").json("report.json"),
     }
 
 

@@ -12,10 +12,11 @@ from fake_world import CONFIG, PAGE_TEXT, TASK, CountingSession, ScriptedPolicy,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmsweb.agent import AgentOptions, Episode, executed_actions, has_stalled, is_stalled, step_prompt
+from rmsweb.agent import Episode, has_stalled, is_stalled
 from rmsweb.browser.actions import parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
-from rmsweb.jsonl import dumps
+from rmsweb.jsonl import append_record, dumps, read_records
+from rmsweb.prompt import approximate_tokens, build_prompt, extraction_messages, render_text
 from rmsweb.records import ActionResult, AgentOutput, Observation, Source, Step, Text, Trajectory, derive_seed
 
 
@@ -38,10 +39,10 @@ def episode(
             source=Source(script="collect", policy="p"),
             seed=5,
             config=config,
-            options=AgentOptions(**({"max_steps": 8} | options)),
             extraction_policy=extraction,
             guide=guide,
             date="2026-01-02",
+            **({"max_steps": 8} | options),
         ).run(TASK.start_url)
     )
 
@@ -78,7 +79,8 @@ def test_done_that_was_not_executed_does_not_count() -> None:
     """A `done` behind other actions is not executed: the episode goes on."""
     result = episode(ScriptedPolicy(answer(click(1), done()), answer(done(False))))
     assert len(result.steps) == 2
-    assert executed_actions(result.steps[0]) == result.steps[0].output.actions[:1]
+    step = result.steps[0]
+    assert step.executed == ((step.output.actions[0], step.results[0]),)
 
 
 def test_endings() -> None:
@@ -131,11 +133,8 @@ def test_extraction_is_answered_and_counted() -> None:
 
 def test_long_page_text_is_cut_to_the_budget() -> None:
     """An extraction's request fits the prompt budget whatever the page holds."""
-    from rmsweb.agent import extraction_request
-    from rmsweb.prompt import approximate_tokens, render_text
-
     for size in (0, 10, 5_000):
-        messages = extraction_request(CONFIG, "what?", "é" * size, False, approximate_tokens)
+        messages = extraction_messages(CONFIG, "what?", "é" * size)
         assert approximate_tokens(render_text(messages)) <= CONFIG.prompt_budget
         assert "what?" in render_text(messages)
 
@@ -166,7 +165,7 @@ def test_a_prompt_follows_from_the_records() -> None:
     config = replace(CONFIG, blocks=("title", "files", "step_info"))
     result = episode(policy, config=config)
     for number, step in enumerate(result.steps):
-        prompt = step_prompt(
+        prompt = build_prompt(
             config,
             task_text=TASK.text,
             history=result.steps[:number],
@@ -244,16 +243,8 @@ def test_a_stall_anywhere_is_found(pattern: str) -> None:
     assert has_stalled(moves(pattern)) is naive
 
 
-def test_wrong_limits() -> None:
-    """Limits below one are named."""
-    with pytest.raises(ValueError, match="max-steps"):
-        AgentOptions(max_steps=0)
-
-
 def test_a_trajectory_is_a_record(tmp_path: Path) -> None:
     """What an episode returns survives its JSON form."""
-    from rmsweb.jsonl import append_record, read_records
-
     result = episode(ScriptedPolicy("rubbish", answer(done())))
     append_record(tmp_path / "t.jsonl", result)
     assert list(read_records(tmp_path / "t.jsonl", Trajectory)) == [result]

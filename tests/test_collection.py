@@ -3,8 +3,9 @@ the yield.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,14 @@ from fake_world import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmsweb.agent import AgentOptions, Episode
+from rmsweb.agent import Episode
 from rmsweb.browser.actions import parse_agent_output
+from rmsweb.collection.filters import effective_steps, flatten, quality_filter
 from rmsweb.collection.loop import (
     MAX_GUIDE_CHARS,
     Attempt,
-    AttemptRow,
+    LoopConfig,
     collect_task,
-    effective_steps,
-    flatten,
-    quality_filter,
     reflect,
     reflection_messages,
     solve_at,
@@ -41,7 +40,7 @@ from rmsweb.collection.loop import (
 )
 from rmsweb.jsonl import RecordError, dumps
 from rmsweb.prompt import PromptConfig, approximate_tokens, render_text
-from rmsweb.records import Judgement, Source, Trajectory, is_success
+from rmsweb.records import Judgement, Source, StepSample, Trajectory, is_success
 
 WON = Judgement(trajectory_id="t1.reflection.r1.n0", judge="check", model="", verdict="success")
 LOST = replace(WON, verdict="not_success")
@@ -61,7 +60,7 @@ def attempt(
             source=Source(script="collect", policy="p", arm="reflection"),
             seed=0,
             config=config,
-            options=AgentOptions(max_steps=60),
+            max_steps=60,
             extraction_policy=ScriptedPolicy("42"),
             guide=guide,
             date="2026-01-02",
@@ -96,10 +95,16 @@ def loop(
 
     attempts = list(past)
     asyncio.run(
-        collect_task(attempts, run=run, reflect=handler if reflection else None, commit=commit, **rules)
+        collect_task(
+            attempts, LoopConfig(reflection=reflection, **rules), run=run, reflect=handler, commit=commit
+        )
     )
     assert len(attempts) == len(past) + len(committed)
     return committed, calls
+
+
+def past(success: bool, guide: str | None = None) -> Attempt:
+    return Attempt(task_id="t1", round=1, success=success, guide_out=guide)
 
 
 @given(st.lists(st.booleans(), min_size=5, max_size=5), st.booleans())
@@ -128,9 +133,9 @@ def test_each_guide_follows_from_the_last_run_and_the_last_guide() -> None:
 
 def test_a_resumed_task_goes_on_where_it_was() -> None:
     """Committed rounds are not run again; the next one gets the last guide; a finished task runs nothing."""
-    committed, _ = loop([False, False, True, True], past=[Attempt(False, "a"), Attempt(False, "b")])
+    committed, _ = loop([False, False, True, True], past=[past(False, "a"), past(False, "b")])
     assert [(run.source.round, run.guide_in) for run in committed] == [(3, "b"), (4, "rho3")]
-    assert loop([True] * 5, past=[Attempt(True, None)] * 2) == ([], [])
+    assert loop([True] * 5, past=[past(True)] * 2) == ([], [])
     assert len(loop([True] * 5, successes=3, rounds=4)[0]) == 3
 
 
@@ -212,8 +217,18 @@ def test_effective_steps() -> None:
 # ------------------------------------------------------------------------------------------------- flattening
 
 
-def flat(run: Trajectory, config: PromptConfig = CONFIG, root: Path = Path()) -> Any:
-    return flatten(run, config, approximate_tokens, root)
+@dataclass
+class Flat:
+    """The samples of a run, and how many steps gave none, by reason."""
+
+    samples: list[StepSample]
+    dropped: Counter[str]
+
+
+def flat(run: Trajectory, config: PromptConfig = CONFIG, root: Path = Path()) -> Flat:
+    found = list(flatten(run, config, approximate_tokens, root))
+    samples = [item for item in found if isinstance(item, StepSample)]
+    return Flat(samples, Counter(item for item in found if isinstance(item, str)))
 
 
 def test_one_sample_a_step() -> None:
@@ -340,8 +355,8 @@ rows = st.lists(
 @given(rows)
 def test_solve_at_two(table: list[tuple[str, int, bool]]) -> None:
     """solve@2 is cumulative, in [0, 1], 0 at round 1, and equals the naive count."""
-    attempts = [AttemptRow(task, "x", number, success, 4, None) for task, number, success in table]
-    curve = solve_at(attempts, 2, 5)
+    attempts = [Attempt(task_id=task, round=number, success=success) for task, number, success in table]
+    curve = solve_at(attempts, LoopConfig())
     tasks = {row[0] for row in table}
     for number, share in enumerate(curve, 1):
         solved = sum(sum(s for t, r, s in table if t == task and r <= number) >= 2 for task in tasks)
@@ -362,9 +377,10 @@ def test_yield_report() -> None:
     ]
     report = yield_report(
         [
-            AttemptRow(task, "x", number, success, number + 3, reason)
+            Attempt(task_id=task, round=number, success=success, steps=number + 3, reason=reason)
             for task, number, success, reason in table
-        ]
+        ],
+        LoopConfig(),
     )
     assert (
         report["tasks"],
@@ -377,4 +393,4 @@ def test_yield_report() -> None:
     assert report["mean_success_steps"] == (4 + 5 + 5 + 6) / 4
     assert report["solve@2_failed_round_1"] == [0, 0, 0.5, 0.5, 0.5]
     assert report["solve@2_all"] == pytest.approx([0, 1 / 3, 2 / 3, 2 / 3, 2 / 3])
-    assert yield_report([])["mean_success_steps"] is None
+    assert yield_report([], LoopConfig())["mean_success_steps"] is None

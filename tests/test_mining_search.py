@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_world import VERBS, on_page, page, render, run, step, trajectory
 
+from rmsweb.jsonl import dumps
 from rmsweb.mining.alignment import W_PRIOR, Aligned, Contrast, Run, action_score, category_score, state_score
 from rmsweb.mining.search import (
     DOMAIN_CAP,
@@ -35,7 +36,7 @@ from rmsweb.mining.search import (
     report,
     summary,
 )
-from rmsweb.records import Scores, dumps
+from rmsweb.records import Scores
 
 SURE: Label = ("constraint", 0.9, "judge")
 verbs = st.sampled_from(sorted(set(VERBS) - {"done"}))

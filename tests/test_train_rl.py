@@ -16,8 +16,8 @@ from tiny_model import SMALL_PROMPT
 import train_rl
 import train_sft
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.jsonl import RecordError
-from rmsweb.prompt import load_prompt_config, save_prompt_config
+from rmsweb.jsonl import RecordError, write_json
+from rmsweb.prompt import load_prompt_config
 
 ROOT = Path(train_rl.__file__).parent
 
@@ -275,16 +275,14 @@ def test_full_corpus_and_dapo_are_flags(world, tmp_path):
     assert set(steps(tmp_path / "a")[0]["cells"]) == {"ordinary"}
     parse = train_rl.parse_config
     assert (
-        parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo"))
-        .step_config()
-        .objective.clip_high
+        parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo")).step_config().loss.upper_clip
         == 0.28
     )
-    assert parse(train_rl.Config, flags(world, tmp_path)).step_config().objective.clip_high == 0.32
+    assert parse(train_rl.Config, flags(world, tmp_path)).step_config().loss.upper_clip == 0.32
     assert (
         parse(train_rl.Config, flags(world, tmp_path, "--clip-high", "0.4", "--algorithm", "dapo"))
         .step_config()
-        .objective.clip_high
+        .loss.upper_clip
         == 0.4
     )
 
@@ -300,8 +298,8 @@ def test_defaults_are_the_papers():
     )
     assert (config.lr, config.lora_rank, config.lora_alpha, config.lora_scope) == (8e-6, 64, 128.0, "attn")
     assert (config.response_budget, config.token_budget, config.min_std) == (2048, 20_480, 0.10)
-    objective = config.step_config().objective
-    assert (objective.clip_low, objective.clip_high, objective.salvage_weight, objective.kl_weight) == (
+    objective = config.step_config().loss
+    assert (objective.clip_low, objective.upper_clip, objective.salvage_weight, objective.kl_weight) == (
         0.2,
         0.32,
         0.10,
@@ -373,7 +371,7 @@ def test_dev_episodes_choose_the_checkpoint(tmp_path):
         tmp_path / "states",
         [dataclasses.replace(mined(index), prompt_config=config.hash) for index in INDICES],
     )
-    save_prompt_config(config, file.parent / "prompt_config.json")
+    write_json(file.parent / "prompt_config.json", config)
     more = (
         "--model",
         base,
@@ -414,12 +412,11 @@ def test_bad_input_is_named(world, tmp_path):
         )
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd/mined.jsonl").write_text('{"schema_version": 1, "kind": "Task"}\n')
-    save_prompt_config(SMALL_PROMPT, tmp_path / "odd/prompt_config.json")
+    write_json(tmp_path / "odd/prompt_config.json", SMALL_PROMPT)
     with pytest.raises(RecordError, match="expected one of a MinedState or StepSample file"):
         run(world, tmp_path / "x", "--states", tmp_path / "odd/mined.jsonl")
-    save_prompt_config(
-        dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "odd/prompt_config.json"
-    )
+    other = dataclasses.replace(SMALL_PROMPT, history_steps=9)
+    write_json(tmp_path / "odd/prompt_config.json", other)
     with pytest.raises(ValueError, match="history_steps"):
         run(world, tmp_path / "x", "--dev-states", tmp_path / "odd/mined.jsonl")
     with pytest.raises(ValueError, match="no usable state"):

@@ -37,9 +37,7 @@ class JudgeConfig(Config):
     def check_place(self, flag: str, place: str) -> None:
         """Refuse a place without checks where there is no judge either; `flag` is the flag that names it."""
         if place == "live" and not self.judge_url:
-            raise ValueError(
-                f"--{flag} live needs --judge-url: tasks of the web have no check of their own"
-            )
+            raise ValueError(f"--{flag} live needs --judge-url: tasks of the web have no check of their own")
 
     def open(self, root: Path, concurrency: int) -> Endpoint | None:
         """Return the judge of the run in folder `root`, None without a URL; its replies are cached there."""

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
+from rmsweb.jsonl import dumps
 from rmsweb.mining.taxonomy import Features, Move, closing, features, moves_of, violations
-from rmsweb.records import Step, Trajectory, dumps, sha256_text
+from rmsweb.records import Step, Trajectory, sha256_text
 from rmsweb.similarity import compare_urls, host_of, jaccard, text_similarity, texts_similar
 
 RADIUS = 2  # App. K: steps on each side of a candidate that are searched for evidence

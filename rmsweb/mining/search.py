@@ -20,9 +20,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from rmsweb.jsonl import dumps
 from rmsweb.mining.alignment import Candidate, Contrast, Run, action_score, category_score, state_score
 from rmsweb.mining.taxonomy import Move, rule_label
-from rmsweb.records import AuditRow, MinedState, Scores, StepSample, dumps, sha256_text
+from rmsweb.records import AuditRow, MinedState, Scores, StepSample, sha256_text
 
 W_STATE, W_ACTION, W_CATEGORY = 0.50, 0.25, 0.25  # App. K
 MIN_STATE, MIN_TOTAL, MIN_CATEGORY = 0.60, 0.62, 0.45  # App. K
