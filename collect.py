@@ -93,7 +93,7 @@ def rounds_of(
     seed = derive_seed(episodes.config.seed, task.task_id, loop.arm, 0, 0)
 
     def commit(trajectory: Trajectory, judgement: Judgement | None) -> None:
-        episodes.commit(trajectory, judgement)
+        episodes.folder.commit(trajectory, judgement)
         episodes.counts.update(attempts=1, successes=is_success(trajectory, judgement))
 
     async def run(worker: Worker) -> None:
@@ -105,10 +105,10 @@ def rounds_of(
             commit=commit,
         )
 
-    return Job(task.task_id, run)
+    return run
 
 
-def write_samples(config: Config, folder: RunWriter, actor: Actor, models: Sequence[str]) -> dict[str, Any]:
+def write_samples(config: Config, folder: RunWriter, actor: Actor) -> dict[str, Any]:
     """Write samples.jsonl and report.json from the finished attempts of all ranks; return the report."""
     attempts: list[Attempt] = []
     dropped, kinds = Counter[str](), Counter[str]()
@@ -131,7 +131,7 @@ def write_samples(config: Config, folder: RunWriter, actor: Actor, models: Seque
         "split": config.episodes.split,
         "samples": dict(kinds),
         "steps_without_sample": dict(dropped),
-        "scripted": sorted({model for model in models if model.startswith("scripted-")}),
+        "scripted": sorted(folder.scripted),
     }
     folder.write_json("report.json", report)
     return report
@@ -141,9 +141,8 @@ async def collect(
     config: Config, folder: RunWriter, tasks: list[Task], roles: dict[str, Endpoint], actor: Actor
 ) -> int:
     """Run this rank's tasks, then write samples and report; 1 where an endpoint left tasks unfinished."""
-    past, handler = past_attempts(folder), roles["reflection"]
+    past = past_attempts(folder)
     mine = [(task, past.get(task.task_id, [])) for task in shard(tasks)]
-    missing = [(task, attempts) for task, attempts in mine if not config.loop.is_over(attempts)]
     episodes = Episodes(
         config=config.episodes,
         folder=folder,
@@ -153,13 +152,16 @@ async def collect(
         arm=config.loop.arm,
         stop_on_stall=True,
     )
+    jobs = {
+        task.task_id: rounds_of(task, attempts, episodes, config.loop, roles["reflection"])
+        for task, attempts in mine
+        if not config.loop.is_over(attempts)
+    }
     async with AsyncExitStack() as stack:
         for role in roles.values():
             await stack.enter_async_context(role)
-        jobs = [rounds_of(task, attempts, episodes, config.loop, handler) for task, attempts in missing]
         outcome = await episodes.run(jobs, total=len(mine), label="tasks")
-    models = [role.model for role in (*roles.values(), episodes.judge) if role]
-    report = when_complete(folder, lambda: write_samples(config, folder, actor, models))
+    report = when_complete(folder, lambda: write_samples(config, folder, actor))
     if rank() == 0:
         print(json.dumps(report, indent=1, ensure_ascii=False))
     return outcome.exit_code("task")

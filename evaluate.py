@@ -141,24 +141,23 @@ def run_of(task: Task, number: int, episodes: Episodes) -> Job:
     """Return run `number` (from 0) of a task as a job: one episode, judged and committed."""
 
     async def run(worker: Worker) -> None:
-        episodes.commit(*await episodes.attempt(worker, task, run=number))
+        episodes.folder.commit(*await episodes.attempt(worker, task, run=number))
 
-    return Job(attempt_id(task, ARM, run=number), run)
+    return run
 
 
 def write_summary(
     config: Config, folder: RunWriter, actor: Actor, tasks: int, extra: dict[str, Any]
 ) -> dict[str, Any]:
     """Write summary.json from the finished runs of all ranks; return it."""
-    rows, judge = read_rows(folder), config.episodes.judge
-    models = (actor.name, judge.judge_model if judge.judge_url else "")
+    rows = read_rows(folder)
     summary: dict[str, Any] = {
         "policy": actor.name,
         "checkpoint_sha256": actor.sha256,
         "benchmark": config.benchmark,
         "split": config.episodes.split,
         **summarize(rows, tasks=tasks, runs=config.runs),
-        "scripted": [name for name in models if name.startswith("scripted-")],
+        "scripted": sorted(folder.scripted),
         **extra,
     }
     if config.prices and rows:
@@ -172,8 +171,10 @@ def write_summary(
 async def evaluate(config: Config, folder: RunWriter, tasks: list[Task]) -> int:
     """Run this rank's share, then write and print the summary; 1 where an endpoint left runs unfinished."""
     started, done = time.monotonic(), folder.finished()
-    mine = shard([(task, number) for number in range(config.runs) for task in tasks])
-    missing = [(task, number) for task, number in mine if attempt_id(task, ARM, run=number) not in done]
+    mine = {
+        attempt_id(task, ARM, run=number): (task, number)
+        for task, number in shard([(task, number) for number in range(config.runs) for task in tasks])
+    }
     async with open_actor(config, folder.path) as actor:
         episodes = Episodes(
             config=config.episodes,
@@ -184,7 +185,7 @@ async def evaluate(config: Config, folder: RunWriter, tasks: list[Task]) -> int:
             arm=ARM,
             stop_on_stall=config.stop_on_stall,
         )
-        jobs = [run_of(task, number, episodes) for task, number in missing]
+        jobs = {name: run_of(*run, episodes) for name, run in mine.items() if name not in done}
         outcome = await episodes.run(jobs, total=len(mine), label="runs")
     extra = {
         "seconds": round(time.monotonic() - started, 1),

@@ -11,9 +11,10 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,12 +49,7 @@ class Worker:
     last_try: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A unit of work; `name` is unique in a run and fit for a file name."""
-
-    name: str
-    run: Callable[[Worker], Awaitable[None]]
+Job = Callable[[Worker], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -94,13 +90,13 @@ class _Slot:
         await self._stack.aclose()
 
 
-async def _try(job: Job, slot: _Slot, open_session: OpenSession) -> str | None:
+async def _try(name: str, job: Job, slot: _Slot, open_session: OpenSession) -> str | None:
     """Run a job, again in a fresh session where the browser died; return why it failed."""
     for number in range(1, MAX_TRIES + 1):
         try:
-            session = await open_session(await slot.browser(), job.name)
+            session = await open_session(await slot.browser(), name)
             try:
-                await job.run(Worker(session, number == MAX_TRIES))
+                await job(Worker(session, number == MAX_TRIES))
                 return None
             finally:
                 await session.close()
@@ -110,7 +106,7 @@ async def _try(job: Job, slot: _Slot, open_session: OpenSession) -> str | None:
 
 
 async def run_jobs(
-    jobs: Iterable[Job],
+    jobs: Mapping[str, Job],
     *,
     launch: Launch,
     open_session: OpenSession,
@@ -124,23 +120,25 @@ async def run_jobs(
     ConnectionError (an endpoint that does not answer) is left for a later --resume; ten such in a row end the
     run with the last error. Other exceptions are the user's or ours and end the run at once. Cancelling
     (SIGINT) closes the browsers; what was written stays.
+
+    Args: jobs: by name, which is fit for a file name.
     """
-    outcome, queue = Outcome(), iter(jobs)
+    outcome, queue = Outcome(), iter(jobs.items())
     slots = [_Slot(launch, outcome) for _ in range(-(-concurrency // sessions_per_browser))]
     in_a_row = 0
 
     async def work(slot: _Slot) -> None:
         nonlocal in_a_row
-        for job in queue:  # one iterator for all workers: whoever is free takes the next job
+        for name, job in queue:  # one iterator for all workers: whoever is free takes the next job
             try:
-                problem = await _try(job, slot, open_session)
+                problem = await _try(name, job, slot, open_session)
             except ConnectionError as error:
                 if in_a_row + 1 >= MAX_FAILURES_IN_A_ROW:
                     raise
                 problem = str(error)
             in_a_row = 0 if problem is None else in_a_row + 1
             if problem is not None:
-                outcome.failed[job.name] = problem
+                outcome.failed[name] = problem
             on_done()
 
     try:
@@ -251,10 +249,34 @@ class Episodes:
     arm: str
     stop_on_stall: bool
     counts: Counter[str] = field(default_factory=Counter, init=False)  # shown beside the progress bar
-    started: float = field(default_factory=time.monotonic, init=False)
+    bar: Any = field(init=False)
+    judge: Endpoint | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.judge = self.config.judge.open(self.folder.path, self.config.concurrency)
+    async def run(self, jobs: Mapping[str, Job], *, total: int, label: str) -> Outcome:
+        """Run the jobs of this process, which has `total` with those that were finished before."""
+        config, prompt_config = self.config, self.actor.prompt_config
+        write_json(self.folder.path / "prompt_config.json", prompt_config)
+        async with AsyncExitStack() as stack:
+            self.judge = config.judge.open(self.folder.path, config.concurrency)
+            if self.judge:
+                await stack.enter_async_context(self.judge)
+            await self.environment.start()
+            stack.push_async_callback(self.environment.stop)
+            self.bar = stack.enter_context(progress(total=total, initial=total - len(jobs), label=label))
+            launch, open_session = browser_pool(
+                self.folder.path,
+                host_map=self.environment.host_map,
+                config=prompt_config,
+                headless=config.headless,
+            )
+            return await run_jobs(
+                jobs,
+                launch=launch,
+                open_session=open_session,
+                concurrency=min(config.concurrency, len(jobs)),
+                sessions_per_browser=config.sessions_per_browser,
+                on_done=self.bar.update,
+            )
 
     async def attempt(
         self, worker: Worker, task: Task, *, round: int = 1, run: int = 0, guide: str | None = None
@@ -263,11 +285,11 @@ class Episodes:
 
         Its id and its seed follow from (task, arm, round, run).
         """
-        actor, seed = self.actor, self.config.seed
-        start_url = await self.environment.reset(worker.session, task)
-        episode = Episode(
+        actor, environment, session = self.actor, self.environment, worker.session
+        start_url = await environment.reset(session, task)
+        trajectory = await Episode(
             policy=actor.policy,
-            session=worker.session,
+            session=session,
             task=task,
             trajectory_id=attempt_id(task, self.arm, round=round, run=run),
             source=Source(
@@ -277,56 +299,27 @@ class Episodes:
                 arm=self.arm,
                 round=round,
                 run=run,
-                seed=seed,
+                seed=self.config.seed,
             ),
-            seed=derive_seed(seed, task.task_id, self.arm, round, run),
+            seed=derive_seed(self.config.seed, task.task_id, self.arm, round, run),
             config=actor.prompt_config,
             max_steps=self.config.max_steps,
             stop_on_stall=self.stop_on_stall,
             record_broken=worker.last_try,
             extraction_policy=actor.extraction,
             guide=guide,
-            date=self.environment.now().isoformat(),
+            date=environment.now().isoformat(),
             count_tokens=actor.count_tokens,
             on_step=self._on_step,
-        )
-        trajectory = await episode.run(start_url)
+        ).run(start_url)
         return trajectory, await judge_run(
-            trajectory, lambda: self.environment.check(worker.session, trajectory), self.judge
+            trajectory, partial(environment.check, session, trajectory), self.judge
         )
-
-    def commit(self, trajectory: Trajectory, judgement: Judgement | None) -> None:
-        """Write an episode into the run folder."""
-        self.folder.commit(trajectory, judgement, time.monotonic() - self.started)
 
     def _on_step(self) -> None:
         self.counts["steps"] += 1
         self.bar.set_postfix(self.counts, refresh=False)
         self.bar.update(0)
-
-    async def run(self, jobs: Sequence[Job], *, total: int, label: str) -> Outcome:
-        """Run the jobs of this process, which has `total` with those that were finished before."""
-        write_json(self.folder.path / "prompt_config.json", self.actor.prompt_config)
-        async with AsyncExitStack() as stack:
-            if self.judge:
-                await stack.enter_async_context(self.judge)
-            await self.environment.start()
-            stack.push_async_callback(self.environment.stop)
-            self.bar = stack.enter_context(progress(total=total, initial=total - len(jobs), label=label))
-            launch, open_session = browser_pool(
-                self.folder.path,
-                host_map=self.environment.host_map,
-                config=self.actor.prompt_config,
-                headless=self.config.headless,
-            )
-            return await run_jobs(
-                jobs,
-                launch=launch,
-                open_session=open_session,
-                concurrency=min(self.config.concurrency, max(1, len(jobs))),
-                sessions_per_browser=self.config.sessions_per_browser,
-                on_done=self.bar.update,
-            )
 
 
 def attempt_id(task: Task, arm: str, *, round: int = 1, run: int = 0) -> str:

@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -155,6 +156,7 @@ class RunWriter(RunFolder):
         or where a config value differs from the run's and is not in `may_differ`.
         """
         super().__init__(path)
+        self._started = time.monotonic()
         path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / ".lock")
         self.metrics_path = path / ("metrics.jsonl" if rank() == 0 else f"metrics.rank{rank()}.jsonl")
@@ -217,11 +219,8 @@ class RunWriter(RunFolder):
         """Return this rank's file of a record kind: "trajectories" is trajectories.rank0.jsonl."""
         return self.path / f"{kind}.rank{rank()}.jsonl"
 
-    def commit(self, trajectory: Trajectory, judgement: Judgement | None, seconds: float) -> None:
-        """Write an episode, finished `seconds` after the start of the run.
-
-        Its judgement and its line of metrics come first, then the trajectory, which makes it count.
-        """
+    def commit(self, trajectory: Trajectory, judgement: Judgement | None) -> None:
+        """Write an episode: its judgement and its line of metrics, then the trajectory, which makes it count."""
         if judgement is not None:
             append_record(self.records("judgements"), judgement)
         self.log(
@@ -233,7 +232,7 @@ class RunWriter(RunFolder):
                 "steps": len(trajectory.steps),
                 "prompt_tokens": trajectory.usage.prompt_tokens,
                 "completion_tokens": trajectory.usage.completion_tokens,
-                "seconds": round(seconds, 1),
+                "seconds": round(time.monotonic() - self._started, 1),
             }
         )
         append_record(self.records("trajectories"), trajectory)
@@ -286,18 +285,15 @@ def environment() -> dict[str, Any]:
 
     No environment variable is in it, because one may hold a key.
     """
-
-    def version(name: str) -> str | None:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
-
+    packages = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "packages": {name: found for name in PACKAGES if (found := version(name)) is not None},
+        "packages": packages,
         "argv": sys.argv,
         "world_size": world_size(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

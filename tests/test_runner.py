@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,7 @@ class Pool:
         return self.sessions[-1]
 
     def run(self, work: Callable[[str, Worker], Any], count: int = 9, **settings: Any) -> Outcome:
-        def job(name: str) -> Job:
-            return Job(name, lambda worker: work(name, worker))
-
-        jobs = [job(str(number)) for number in range(count)]
+        jobs: dict[str, Job] = {str(number): partial(work, str(number)) for number in range(count)}
         settings = {"concurrency": 3, "sessions_per_browser": 2} | settings
         outcome = asyncio.run(run_jobs(jobs, launch=self.launch, open_session=self.session, **settings))
         assert self.open == 0
@@ -131,7 +129,7 @@ def test_cancelling_closes_everything() -> None:
         await asyncio.sleep(60)
 
     async def main() -> None:
-        jobs = [Job("a", lambda worker: forever("a", worker))]
+        jobs: dict[str, Job] = {"a": partial(forever, "a")}
         pool_of_one = {"concurrency": 1, "sessions_per_browser": 1}
         task = asyncio.create_task(
             run_jobs(jobs, launch=pool.launch, open_session=pool.session, **pool_of_one)
