@@ -118,8 +118,8 @@ def from_json(cls: type[R], data: Any, where: str = "record") -> R:
 # --------------------------------------------------------------------------------------------------- files
 
 
-def _header(cls: type) -> str:
-    return json.dumps({"schema_version": SCHEMA_VERSION, "kind": cls.__name__}) + "\n"
+def _header(cls: type) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, "kind": cls.__name__}
 
 
 def read_records(path: Path, cls: type[R]) -> Iterator[R]:
@@ -127,6 +127,7 @@ def read_records(path: Path, cls: type[R]) -> Iterator[R]:
 
     Raises RecordError, naming file and line, and FileNotFoundError.
     """
+    wanted = _header(cls)
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}:{number}"
@@ -134,10 +135,8 @@ def read_records(path: Path, cls: type[R]) -> Iterator[R]:
             if number > 1:
                 yield from_json(cls, data, where)
                 continue
-            header = data if isinstance(data, dict) else {}
-            found, wanted = (header.get("schema_version"), header.get("kind")), (SCHEMA_VERSION, cls.__name__)
-            if found != wanted:
-                raise RecordError(f"{where}: header says {found}, expected {wanted}")
+            if not isinstance(data, dict) or not wanted.items() <= data.items():
+                raise RecordError(f"{where}: header says {line[:200]!r}, expected {wanted}")
 
 
 @contextmanager
@@ -165,7 +164,7 @@ def write_json(path: Path, value: Any) -> None:
 def write_records(path: Path, cls: type[R], records: Iterable[R]) -> None:
     """Write a whole file of records at once."""
     with replace_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        file.write(_header(cls))
+        file.write(json.dumps(_header(cls)) + "\n")
         file.writelines(dumps(item) + "\n" for item in records)
 
 
@@ -173,7 +172,8 @@ def append_record(path: Path, item: Any) -> None:
     """Add one record, with the header where the file is new; one write call, flushed to disk."""
     new = not path.exists() or path.stat().st_size == 0
     with open(path, "a", encoding="utf-8", newline="\n") as file:
-        file.write((_header(type(item)) if new else "") + dumps(item) + "\n")
+        header = json.dumps(_header(type(item))) + "\n" if new else ""
+        file.write(header + dumps(item) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -20,6 +20,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -30,11 +31,11 @@ import httpx
 
 from rmsweb.jsonl import dumps, from_json, replace_file
 from rmsweb.pictures import load_picture
-from rmsweb.records import Image, Message, Reply, Text
+from rmsweb.records import Image, Message, Reply
 
 RETRY_STATUSES = frozenset({408, 409, 429})
 FIRST_REFUSALS = 3  # so many refused requests without one answer mean that the options are wrong
-LENGTH_FIELDS = ("max_tokens", "max_completion_tokens")  # newer models renamed the field
+LENGTH_FIELD, NEW_LENGTH_FIELD = "max_tokens", "max_completion_tokens"  # newer models renamed it
 MAX_WAIT_S = 60.0
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 MIME = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
@@ -52,7 +53,7 @@ class ChatConfigError(ValueError):
     """Key, URL, model or options are wrong (401, 403, 404, or every request refused): none can succeed."""
 
 
-def retry_after_s(value: str | None, now: float | None = None) -> float | None:
+def retry_after_s(value: str | None) -> float | None:
     """Return the seconds that a Retry-After header asks for (a number or an HTTP date), within 0..60.
 
     None where it is missing or unreadable.
@@ -69,7 +70,7 @@ def retry_after_s(value: str | None, now: float | None = None) -> float | None:
             date = email.utils.parsedate_to_datetime(value)
         except ValueError:
             return None
-        seconds = date.timestamp() - (time.time() if now is None else now)
+        seconds = date.timestamp() - time.time()
     return min(MAX_WAIT_S, max(0.0, seconds)) if seconds == seconds else None
 
 
@@ -102,13 +103,12 @@ def openai_messages(messages: Sequence[Message], image_root: Path) -> list[dict[
         for part in message.parts:
             if isinstance(part, Image):
                 content.append({"type": "image_url", "image_url": {"url": data_url(part, image_root)}})
-            elif content and content[-1]["type"] == "text":
+            elif content and "text" in content[-1]:
                 content[-1]["text"] += part.text
             else:
                 content.append({"type": "text", "text": part.text})
-        plain = all(isinstance(part, Text) for part in message.parts)
-        text = "".join(item["text"] for item in content) if plain else content
-        result.append({"role": message.role, "content": text})
+        plain = len(content) == 1 and "text" in content[0]
+        result.append({"role": message.role, "content": content[0]["text"] if plain else content})
     return result
 
 
@@ -157,7 +157,7 @@ class Endpoint:
             headers=headers, timeout=self.timeout_s, trust_env=parts.hostname not in LOOPBACK
         )
         self._slots = asyncio.Semaphore(self.concurrency)
-        self._length_field = LENGTH_FIELDS[0]
+        self._length_field = LENGTH_FIELD
         self._answered, self._refusals = False, 0
 
     async def __aenter__(self) -> Self:
@@ -189,13 +189,13 @@ class Endpoint:
         """
         body = {"model": self.model, "messages": messages, "seed": seed, **self.options}
         body = {name: value for name, value in body.items() if value is not None}
-        entry = self._entry(body | {LENGTH_FIELDS[0]: max_tokens})
-        reply = _stored(entry)
+        entry = self._entry(body | {LENGTH_FIELD: max_tokens})
+        reply = _stored(entry) if entry else None
         if reply is None:
             async with self._slots:
                 reply = await self._ask(body, max_tokens)
             self._answered = True
-            if entry is not None:
+            if entry:
                 with replace_file(entry) as temporary:
                     temporary.write_text(dumps(reply), encoding="utf-8")
         return reply
@@ -228,20 +228,17 @@ class Endpoint:
                 problem = "the answer is not a chat completion"
             elif response.status_code in RETRY_STATUSES or response.status_code >= 500:
                 wait = retry_after_s(response.headers.get("retry-after")) or wait
-            elif response.status_code == 400 and self._renames_length(response.text):
-                wait = 0.0
+            elif (
+                response.status_code == 400
+                and self._length_field == LENGTH_FIELD
+                and NEW_LENGTH_FIELD in response.text
+            ):
+                self._length_field, wait = NEW_LENGTH_FIELD, 0.0
             else:
                 self._refuse(response, problem)
         raise ChatError(
             f"{self.role} endpoint {url}: no answer after {self.max_attempts} attempts; last: {problem}"
         )
-
-    def _renames_length(self, text: str) -> bool:
-        """Say whether a refusal asks for the other name of the length limit, which is sent from now on."""
-        renamed = LENGTH_FIELDS[1] in text and self._length_field != LENGTH_FIELDS[1]
-        if renamed:
-            self._length_field = LENGTH_FIELDS[1]
-        return renamed
 
     def _refuse(self, response: httpx.Response, problem: str) -> None:
         """Raise for an answer that a retry cannot change."""
@@ -275,11 +272,8 @@ def _reply(response: httpx.Response, model: str) -> Reply | None:
         return None
 
 
-def _stored(entry: Path | None) -> Reply | None:
+def _stored(entry: Path) -> Reply | None:
     """Return a cached reply; a file that a killed writer left broken counts as absent."""
-    if entry is None or not entry.exists():
-        return None
-    try:
+    with suppress(OSError, ValueError):
         return from_json(Reply, json.loads(entry.read_bytes()))
-    except ValueError:
-        return None
+    return None

@@ -67,27 +67,23 @@ class Outcome:
 
 
 class _Slot:
-    """A browser that several workers share: started when first needed, and again after it died."""
+    """A browser that several workers share, started when first needed; its sessions restart a dead one."""
 
-    def __init__(self, launch: Launch, outcome: Outcome) -> None:
-        self._launch, self._outcome = launch, outcome
-        self._lock, self._stack = asyncio.Lock(), AsyncExitStack()
+    def __init__(self, launch: Launch, stack: AsyncExitStack) -> None:
+        self._launch, self._stack, self._lock = launch, stack, asyncio.Lock()
         self._browser: Any = None
 
     async def browser(self) -> Any:
-        """Return the running browser."""
+        """Return the browser."""
         async with self._lock:
-            if self._browser is not None and not self._browser.alive:
-                await self.close()
-                self._outcome.browser_restarts += 1
             if self._browser is None:
                 self._browser = await self._stack.enter_async_context(self._launch())
             return self._browser
 
-    async def close(self) -> None:
-        """End the browser, if there is one."""
-        self._browser = None
-        await self._stack.aclose()
+    @property
+    def restarts(self) -> int:
+        """How often the browser was started again."""
+        return self._browser.restarts if self._browser else 0
 
 
 async def _try(name: str, job: Job, slot: _Slot, open_session: OpenSession) -> str | None:
@@ -123,8 +119,8 @@ async def run_jobs(
 
     Args: jobs: by name, which is fit for a file name.
     """
-    outcome, queue = Outcome(), iter(jobs.items())
-    slots = [_Slot(launch, outcome) for _ in range(-(-concurrency // sessions_per_browser))]
+    outcome, queue, stack = Outcome(), iter(jobs.items()), AsyncExitStack()
+    slots = [_Slot(launch, stack) for _ in range(-(-concurrency // sessions_per_browser))]
     in_a_row = 0
 
     async def work(slot: _Slot) -> None:
@@ -142,14 +138,12 @@ async def run_jobs(
             on_done()
 
     try:
-        async with asyncio.TaskGroup() as group:
+        async with stack, asyncio.TaskGroup() as group:
             for number in range(concurrency):
                 group.create_task(work(slots[number % len(slots)]))
     except BaseExceptionGroup as errors:  # the first one is why the others were cancelled
         raise errors.exceptions[0] from None
-    finally:
-        for slot in slots:
-            await slot.close()
+    outcome.browser_restarts = sum(slot.restarts for slot in slots)
     return outcome
 
 

@@ -290,7 +290,7 @@ class ReplayEnvironment:
 class NoBrowser:
     """What stands for a browser process where sessions need none."""
 
-    alive = True
+    restarts = 0
 
 
 def replay_pool(folder: Path, *, config: PromptConfig, **options: Any) -> tuple[Launch, OpenSession]:

@@ -142,7 +142,9 @@ def test_retry_after_is_honoured() -> None:
         patch.setattr("rmsweb.llm.asyncio.sleep", note)
         run(ask(server.url))
     assert 7.0 in pauses
-    assert retry_after_s("Thu, 01 Jan 1970 00:00:30 GMT", now=10.0) == 20.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: 10.0)
+        assert retry_after_s("Thu, 01 Jan 1970 00:00:30 GMT") == 20.0
     assert retry_after_s("1e9") == 60.0
     assert retry_after_s("nan") is None
 

@@ -15,7 +15,7 @@ from rmsweb.runner import EpisodeConfig, Job, Outcome, Worker, run_jobs
 
 class FakeBrowser:
     def __init__(self) -> None:
-        self.alive = True
+        self.alive, self.restarts = True, 0
 
 
 class FakeSession:
@@ -41,6 +41,8 @@ class Pool:
             self.open -= 1
 
     async def session(self, browser: FakeBrowser, name: str) -> FakeSession:
+        if not browser.alive:  # as a session does
+            browser.alive, browser.restarts = True, browser.restarts + 1
         self.sessions.append(FakeSession(browser))
         return self.sessions[-1]
 
