@@ -42,7 +42,7 @@ class DecodingConfig(BaseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Run a policy on benchmark tasks, judge the runs, and print pass@1, pass@k and steps with 95% intervals."""
+    """Run a policy on benchmark tasks, judge the runs, print pass@1 with its interval, pass@k and steps."""
 
     policy: Path | None = opt(
         None,

@@ -73,8 +73,6 @@ class SessionLike(Protocol):
         self, actions: Sequence[Action], observation: Observation, extractor: Extractor
     ) -> tuple[ActionResult, ...]: ...
 
-    async def close(self) -> None: ...
-
 
 # ------------------------------------------------------------------------------------------- stalled loops
 

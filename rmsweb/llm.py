@@ -148,8 +148,6 @@ class Endpoint:
             )
         if not self.model:
             raise ValueError(f"the {self.role} endpoint needs a model name")
-        if min(self.concurrency, self.max_attempts) < 1:
-            raise ValueError("concurrency and max_attempts must be at least 1")
         self._key = os.environ.get(variable) or os.environ.get("OPENAI_API_KEY") or None
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         # A proxy from the environment must not see requests to this machine.

@@ -322,7 +322,10 @@ def attempt_id(task: Task, arm: str, *, round: int = 1, run: int = 0) -> str:
 
 
 def when_complete(folder: RunWriter, write: Callable[[], R]) -> R:
-    """Call `write` until no episode was finished meanwhile: of several ranks, the last one to look sees all."""
+    """Call `write` until no episode was finished meanwhile.
+
+    So what the last of several ranks writes holds the episodes of all.
+    """
     while True:
         before = len(folder.finished())
         result = write()

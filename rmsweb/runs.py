@@ -220,7 +220,7 @@ class RunWriter(RunFolder):
         return self.path / f"{kind}.rank{rank()}.jsonl"
 
     def commit(self, trajectory: Trajectory, judgement: Judgement | None) -> None:
-        """Write an episode: its judgement and its line of metrics, then the trajectory, which makes it count."""
+        """Write an episode: judgement and line of metrics, then the trajectory, which makes it count."""
         if judgement is not None:
             append_record(self.records("judgements"), judgement)
         self.log(

@@ -155,8 +155,9 @@ async def watch(browser: Browser, window_s: float, windows: int, count: Count, l
             count.memory.append(memory_mib())
         means.append(sum(count.memory) / len(count.memory))
         open_pages = sum(len(context.pages) for context in browser.process.contexts)
-        told = f"{count.episodes} episodes, {count.steps} steps, {means[-1]:.0f} MiB, {len(browser.process.contexts)} contexts, {open_pages} pages"
-        print(f"{number * window_s / 60:4.1f} min: {told}, {browser.restarts} restarts", flush=True)
+        done = f"{count.episodes} episodes, {count.steps} steps, {means[-1]:.0f} MiB"
+        there = f"{len(browser.process.contexts)} contexts, {open_pages} pages, {browser.restarts} restarts"
+        print(f"{number * window_s / 60:4.1f} min: {done}, {there}", flush=True)
         count.episodes, count.steps, count.memory = 0, 0, []
     return means
 

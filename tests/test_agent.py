@@ -47,7 +47,7 @@ def episode(
     )
 
 
-def test_a_successful_episode() -> None:
+def test_a_successful_episode_records_what_was_seen_and_done() -> None:
     """Steps are numbered from 1, hold what was seen and done, tokens add up, and an executed `done` gives
     text and flag.
     """
@@ -83,7 +83,7 @@ def test_done_that_was_not_executed_does_not_count() -> None:
     assert step.executed == ((step.output.actions[0], step.results[0]),)
 
 
-def test_endings() -> None:
+def test_limits_failures_and_stalls_end_an_episode() -> None:
     """The turn limit, unusable answers in a row and, where asked for, a stalled loop end an episode without a
     declaration.
     """
@@ -179,7 +179,7 @@ def test_a_prompt_follows_from_the_records() -> None:
     assert "a.md" in policy.prompts[3]
 
 
-def test_a_prompt_that_cannot_fit() -> None:
+def test_a_first_prompt_that_cannot_fit_is_an_error_and_a_later_one_ends_the_episode() -> None:
     """Too small a budget is the user's error at the first step; a page that outgrows it later ends the
     episode as data.
     """
@@ -229,7 +229,7 @@ def moves(pattern: str) -> list[Step]:
         ("abcabcabc", False),
     ],
 )
-def test_the_stall_rule(pattern: str, stalled: bool) -> None:
+def test_one_move_three_times_or_a_cycle_of_two_is_a_stall(pattern: str, stalled: bool) -> None:
     """Stalled: one move three times running or a cycle of two three times, in unchanged states; other words
     around it do not matter.
     """
@@ -252,7 +252,7 @@ def test_a_trajectory_is_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last_try", [False, True])
-def test_a_browser_that_is_gone(last_try: bool) -> None:
+def test_a_browser_that_is_gone_ends_the_episode_on_the_last_try_alone(last_try: bool) -> None:
     """It leaves the loop, so that the episode can be run again elsewhere; on the last try it ends the episode
     as data.
     """

@@ -108,7 +108,7 @@ def past(success: bool, guide: str | None = None) -> Attempt:
 
 
 @given(st.lists(st.booleans(), min_size=5, max_size=5), st.booleans())
-def test_both_stop_rules(outcomes: list[bool], reflection: bool) -> None:
+def test_a_task_is_over_after_two_successes_or_five_rounds(outcomes: list[bool], reflection: bool) -> None:
     """A task is over after two successes or five rounds, in both arms alike."""
     wins, expected = 0, 0
     for outcome in outcomes:
@@ -139,7 +139,7 @@ def test_a_resumed_task_goes_on_where_it_was() -> None:
     assert len(loop([True] * 5, successes=3, rounds=4)[0]) == 3
 
 
-def test_reflection_request_and_answer() -> None:
+def test_the_handler_sees_urls_thoughts_and_goals_but_no_page() -> None:
     """The handler sees URL, thinking, goal and number of executed actions of each step and the previous
     guide, no page and no action.
     """
@@ -153,10 +153,8 @@ def test_reflection_request_and_answer() -> None:
         "Step 1\nurl: http://count.localhost/\nthinking: two lines\ngoal: press\nactions executed: 2\n"
         in text
     )
-    assert (
-        "Step 2\nurl: http://count.localhost/\nthinking: the answer could not be parsed\ngoal: \nactions executed: 0\n"
-        in text
-    )
+    unread = "thinking: the answer could not be parsed\ngoal: \nactions executed: 0\n"
+    assert f"Step 2\nurl: http://count.localhost/\n{unread}" in text
     assert "Ended: done\nFinal answer: three!" in text
     assert "<previous_guide>\nold guide\n</previous_guide>" in text
     assert "value 1" not in text
@@ -173,7 +171,7 @@ def test_reflection_request_and_answer() -> None:
 # ----------------------------------------------------------------------------------------------------- filter
 
 
-def test_what_is_kept() -> None:
+def test_each_rejected_trajectory_has_its_reason() -> None:
     """A judged success with complete valid steps is kept; each other case has its own reason."""
     good = attempt(*GOOD)
     assert quality_filter(good, WON) is None
@@ -202,7 +200,7 @@ def test_what_is_kept() -> None:
     assert quality_filter(attempt(*[answer(click(1))] * 29, answer(done())), WON) is None
 
 
-def test_effective_steps() -> None:
+def test_a_step_is_effective_with_one_action_that_worked_and_is_no_wait() -> None:
     """A step counts with one action that worked and is not a wait."""
     run = attempt(
         answer({"wait": {}}),
@@ -239,11 +237,9 @@ def test_one_sample_a_step() -> None:
     assert [sample.step for sample in result.samples] == [1, 2, 3]
     assert len({sample.sample_id for sample in result.samples}) == 3
     second = result.samples[1]
-    assert (
-        second.target_text
-        == '{"thinking":"well","evaluation_previous_goal":"ok","memory":"m","next_goal":"go on","action":[%s,%s]}'
-        % (('{"click_element_by_index":{"index":1}}',) * 2)
-    )
+    press = '{"click_element_by_index":{"index":1}}'
+    words = '{"thinking":"well","evaluation_previous_goal":"ok","memory":"m","next_goal":"go on"'
+    assert second.target_text == f'{words},"action":[{press},{press}]}}'
     assert second.target_text[slice(*second.action_span)].startswith("[{")
     assert (second.kind, second.host, second.split, second.prompt_indices) == (
         "action",
@@ -324,7 +320,7 @@ def test_a_guide_that_the_teacher_repeats_is_kept_out() -> None:
     assert line not in dumps(result.samples)
 
 
-def test_extraction_samples(tmp_path: Path) -> None:
+def test_an_extraction_gives_one_more_sample(tmp_path: Path) -> None:
     """An extraction gives one more sample: page text and query -> answer; a page text that was changed is
     refused.
     """
@@ -353,7 +349,7 @@ rows = st.lists(
 
 
 @given(rows)
-def test_solve_at_two(table: list[tuple[str, int, bool]]) -> None:
+def test_solve_at_two_equals_the_naive_count(table: list[tuple[str, int, bool]]) -> None:
     """solve@2 is cumulative, in [0, 1], 0 at round 1, and equals the naive count."""
     attempts = [Attempt(task_id=task, round=number, success=success) for task, number, success in table]
     curve = solve_at(attempts, LoopConfig())
@@ -365,7 +361,7 @@ def test_solve_at_two(table: list[tuple[str, int, bool]]) -> None:
     assert curve[0] == 0
 
 
-def test_yield_report() -> None:
+def test_the_yield_curve_is_over_the_tasks_that_failed_round_1() -> None:
     """The curve of App. C is over the tasks that failed round 1; the counts are over all attempts."""
     table = [
         ("a", 1, True, None),

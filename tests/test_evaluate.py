@@ -1,4 +1,4 @@
-"""Laws of the evaluation script: its flags and its checkpoint hash. (Its runs in a browser are in test_resume.)"""
+"""Laws of the evaluation script: flags and checkpoint hash. Its runs in a browser are in test_resume."""
 
 import subprocess
 import sys

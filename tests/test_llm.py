@@ -38,7 +38,7 @@ async def ask(
         return await asyncio.gather(*work, return_exceptions=True), endpoint
 
 
-def test_request_and_answer() -> None:
+def test_a_request_carries_the_options_that_are_set() -> None:
     """The request carries model, seed, limit and the options that are set; the answer carries text, tokens
     and model.
     """
@@ -149,7 +149,7 @@ def test_retry_after_is_honoured() -> None:
     assert retry_after_s("nan") is None
 
 
-def test_concurrency_cap() -> None:
+def test_no_more_requests_are_open_than_the_cap_allows() -> None:
     """No more requests are open at a time than the cap allows."""
 
     def slow(body: dict[str, Any], number: int) -> Any:
@@ -162,7 +162,7 @@ def test_concurrency_cap() -> None:
     assert server.most_at_once <= 3
 
 
-def test_renamed_length_field() -> None:
+def test_an_endpoint_that_renamed_the_length_field_gets_its_name() -> None:
     """An endpoint that wants max_completion_tokens gets it, from then on without being asked."""
 
     def picky(body: dict[str, Any], number: int) -> Any:
@@ -209,20 +209,18 @@ def test_keys_are_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert KEY not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"url": "host/v1"}, {"model": ""}, {"concurrency": 0}, {"max_attempts": 0}]
-)
-def test_wrong_settings(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{"url": "host/v1"}, {"model": ""}])
+def test_wrong_settings_are_refused_before_anything_is_sent(settings: dict[str, Any]) -> None:
     """Wrong settings are a ValueError before anything is sent."""
-    with pytest.raises(ValueError, match=r"judge|at least 1"):
+    with pytest.raises(ValueError, match="judge"):
         Endpoint(**({"url": "http://h/v1", "model": "m", "role": "judge"} | settings))
 
 
 # -------------------------------------------------------------------------------------- records over the wire
 
 
-def test_messages_in_openai_format(tmp_path: Path) -> None:
-    """Texts are joined without a separator, pictures are data URLs, a message without a picture is a string."""
+def test_texts_are_joined_and_pictures_are_data_urls(tmp_path: Path) -> None:
+    """Texts are joined without a separator, pictures are data URLs, texts alone are a string."""
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     shot = Image(path="a.png", sha256="", width=1, height=1)
     messages = [

@@ -113,7 +113,8 @@ def test_lines_have_the_documented_form() -> None:
     )
     lines = render_nodes(dataclasses.replace(page(), nodes=nodes, pages_below=1.6))
     assert "".join(line.text for line in lines) == (
-        "[Start of page]\n[1]<input type=text name=q value=red shoes />\n[2]<select name=size options=S|M />\n"
+        "[Start of page]\n[1]<input type=text name=q value=red shoes />\n"
+        "[2]<select name=size options=S|M />\n"
         "|SCROLL|<div /> (0.0 pages above, 2.5 pages below)\n"
         "\t*[3]<a title=" + "x" * 100 + "... />\n... 1.6 pages below, scroll down to see them ...\n"
     )
@@ -141,7 +142,8 @@ def test_small_prompts_hold_what_the_flags_ask_for() -> None:
     """Blocks, history length and fields are flags, not other code."""
     text = text_of(SMALL, history=[past(1), past(2), past(3)])
     assert text == (
-        "<user>\n[image screenshots/a.jpeg]\n<browser_state>\nPage: a home\n[1]<button />\n\tlabel1\n[2]<button />\n\tlabel2\n[3]<button />\n\tlabel3\n"
+        "<user>\n[image screenshots/a.jpeg]\n<browser_state>\nPage: a home\n"
+        "[1]<button />\n\tlabel1\n[2]<button />\n\tlabel2\n[3]<button />\n\tlabel3\n"
         "</browser_state>\n<history>\ngoal 2\ngoal 3\n</history>\nTask: buy it\n"
     )
 

@@ -111,7 +111,7 @@ def folder(tmp_path: Path) -> RunWriter:
 
 
 @pytest.mark.parametrize("kind", ["trajectories", "judgements"])
-def test_killed_at_any_byte(folder: RunWriter, kind: str) -> None:
+def test_a_kill_at_any_byte_loses_and_doubles_nothing(folder: RunWriter, kind: str) -> None:
     """Whatever byte the last write stopped at, what was committed before is found, and going on gives each
     record once.
     """
@@ -135,7 +135,7 @@ def test_killed_at_any_byte(folder: RunWriter, kind: str) -> None:
             folder.records(name).write_bytes(b"".join(lines[: 1 + kept]))
 
 
-def test_killed_in_the_first_write(folder: RunWriter) -> None:
+def test_a_file_with_a_torn_header_is_empty(folder: RunWriter) -> None:
     """A file that holds only a piece of its header is an empty one."""
     folder.records("trajectories").write_bytes(b'{"schema')
     assert list(folder.trajectories()) == []
@@ -145,7 +145,7 @@ def test_killed_in_the_first_write(folder: RunWriter) -> None:
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_killed_just_before_the_trajectory(
+def test_judgement_and_metrics_without_a_trajectory_are_dropped(
     folder: RunWriter, monkeypatch: pytest.MonkeyPatch, rank: str
 ) -> None:
     """A judgement and a line of metrics whose trajectory never came are dropped on resume, also those of a
@@ -186,7 +186,7 @@ def test_files_of_all_ranks_are_read_in_the_order_of_ids(
     assert folder.records("trajectories").read_bytes().endswith(b"\n")
 
 
-def test_ids_with_any_characters(folder: RunWriter) -> None:
+def test_an_id_of_any_characters_is_found_again(folder: RunWriter) -> None:
     """A task id with quotes, escapes and non-Latin letters is found again."""
     odd = 'a"b\\n é 网:{}'
     folder.commit(replace(trajectory(), trajectory_id=odd, task=replace(TASK, task_id=odd)), None)

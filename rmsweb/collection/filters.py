@@ -161,7 +161,8 @@ def flatten(
     """
     if trajectory.prompt_config != config.hash:
         raise RecordError(
-            f"{trajectory.trajectory_id}: made with prompt config {trajectory.prompt_config}, expected {config.hash}"
+            f"{trajectory.trajectory_id}: made with prompt config {trajectory.prompt_config}, "
+            f"expected {config.hash}"
         )
     for number, step in enumerate(trajectory.steps):
         yield action_sample(trajectory, number, config, count_tokens)

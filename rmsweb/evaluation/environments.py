@@ -14,8 +14,9 @@ from rmsweb.records import Judgement, Task, Trajectory
 class Environment(Protocol):
     """Where tasks live.
 
-    `host_map` is the value of Chromium's --host-resolver-rules, known once the environment is started. `reset`
-    prepares a session for a task and returns the start URL. `check` is None where the place cannot tell.
+    `host_map` is the value of Chromium's --host-resolver-rules, known once the environment is started.
+    `reset` prepares a session for a task and returns the start URL. `check` returns None where the place
+    cannot tell.
     """
 
     host_map: str | None

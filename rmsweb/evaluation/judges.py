@@ -133,7 +133,7 @@ async def judge_outcome(judge: Policy, trajectory: Trajectory) -> Judgement:
 async def judge_run(
     trajectory: Trajectory, check: Callable[[], Awaitable[Judgement | None]], judge: Policy | None
 ) -> Judgement:
-    """Judge a run: not_success where no `done` was executed (App. A), else the site's own check, else the LLM.
+    """Judge a run: not_success without an executed `done` (App. A), else the site's check, else the LLM.
 
     Raises ValueError where the task has no check and `judge` is None.
     """

@@ -1,4 +1,7 @@
-"""The playground as an environment: a server of its own, a session a task, the site's check as the verdict."""
+"""The playground as an environment, and the table of environments that the scripts choose from.
+
+Purpose: a server of its own, one server session a task, and the site's own check as the verdict.
+"""
 
 import datetime
 from collections.abc import Callable
