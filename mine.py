@@ -16,11 +16,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmsweb.collection.loop import action_sample
+from rmsweb.collection.filters import action_sample
 from rmsweb.config import Config as BaseConfig
 from rmsweb.config import main_guard, opt, parse_config, part, progress
-from rmsweb.endpoint import EndpointPolicy, open_endpoint, token_counter
 from rmsweb.evaluation.judges import judge_failure
+from rmsweb.jsonl import write_records
+from rmsweb.llm import Endpoint
 from rmsweb.mining.alignment import AlignedRun, Contrast
 from rmsweb.mining.corpus import (
     copy_pictures,
@@ -32,8 +33,8 @@ from rmsweb.mining.corpus import (
 )
 from rmsweb.mining.search import Judge, MinerConfig, Render, corpus_report, mine, run_summary
 from rmsweb.mining.taxonomy import Label, features_text
-from rmsweb.prompt import PromptConfig, approximate_tokens, save_prompt_config
-from rmsweb.records import AuditRow, MinedState, Split, StepSample, write_records
+from rmsweb.prompt import PromptConfig, token_counter
+from rmsweb.records import AuditRow, MinedState, Split, StepSample
 from rmsweb.runs import RunWriter
 
 
@@ -70,22 +71,22 @@ class Config(BaseConfig):
     )
 
 
-def open_judge(config: Config, root: Path) -> EndpointPolicy | None:
+def open_judge(config: Config, root: Path) -> Endpoint | None:
     """Return the failure judge, None without --judge-url; its replies are cached in the run folder."""
     if not config.judge_url:
         return None
-    return open_endpoint(
-        "failure judge",
-        config.judge_url,
-        config.judge_model,
-        root,
-        concurrency=config.concurrency,
+    return Endpoint(
+        role="failure judge",
+        url=config.judge_url,
+        model=config.judge_model,
+        image_root=root,
         cache=root / "cache",
-        temperature=0.0,
+        concurrency=config.concurrency,
+        options={"temperature": 0.0},
     )
 
 
-def labeller(judge: EndpointPolicy) -> Judge:
+def labeller(judge: Endpoint) -> Judge:
     """Return the miner's judge, which asks an endpoint."""
 
     async def label(pair: Contrast, first: Label | None) -> Label | None:
@@ -104,7 +105,7 @@ def labeller(judge: EndpointPolicy) -> Judge:
 
 def renderer(config: Config, prompt_config: PromptConfig) -> Render:
     """Return the miner's rendering of a step as a training sample."""
-    count_tokens = token_counter(config.tokenizer) if config.tokenizer else approximate_tokens
+    count_tokens = token_counter(config.tokenizer)
 
     def render(run: AlignedRun, position: int) -> StepSample | None:
         sample = action_sample(run.trajectory, position, prompt_config, count_tokens)
@@ -121,11 +122,11 @@ async def run(config: Config) -> int:
         raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
     render = renderer(config, prompt_config)
     with RunWriter(config.out, config, resume=config.resume) as folder:
-        save_prompt_config(prompt_config, folder.path / "prompt_config.json")
+        folder.write_json("prompt_config.json", prompt_config)
         async with AsyncExitStack() as stack:
             judge = open_judge(config, folder.path)
             if judge is not None:
-                stack.push_async_callback(judge.client.aclose)
+                await stack.enter_async_context(judge)
             bar = stack.enter_context(progress(label="pairs"))
             asked = labeller(judge) if judge else None
             result = await mine(runs, render=render, judge=asked, config=config.miner, on_pair=bar.update)

@@ -46,9 +46,7 @@ DEV_CHUNK = 64  # dev samples scored at a time
 class Adapters(LoraConfig):
     """Adapters."""
 
-    lora_dropout: float = opt(
-        0.05, "dropout on the input of the adapters", paper=0.05, at_least=0, below=1
-    )
+    lora_dropout: float = opt(0.05, "dropout on the input of the adapters", paper=0.05, at_least=0, below=1)
     lora_scope: Literal["language", "all"] = opt(
         "language", "linear layers with adapters: the language model's, or all (vision tower and mergers too)"
     )
@@ -163,9 +161,7 @@ def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
     prompt_config = load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
     dropout = config.lora.lora_dropout
-    policy = prepare_policy(
-        config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout
-    )
+    policy = prepare_policy(config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout)
     convert = partial(make_item, policy=policy, cutoff=config.cutoff)
     kind = f"sample of at most --cutoff {config.cutoff} tokens"
     items, dropped = read_data(config.samples, policy, "train", convert, kind=kind, watch=progress)

@@ -68,7 +68,10 @@ def test_a_pack_lays_groups_in_a_row():
 def test_a_bundle_split_over_bins_repeats_its_prompt():
     """Every bin holds the prompt with its own part of the answers."""
     groups = [text_bundle(10, (5, 5, 5))]
-    parts = [bundles_in(content, groups.__getitem__)[0] for content in plan_packs([group.lengths for group in groups], 20)]
+    parts = [
+        bundles_in(content, groups.__getitem__)[0]
+        for content in plan_packs([group.lengths for group in groups], 20)
+    ]
     assert [part.lengths for part in parts] == [(10, (5, 5)), (10, (5,))]
 
 

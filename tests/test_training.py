@@ -94,7 +94,9 @@ def test_scores_are_named_by_group_and_answer():
     policy = tiny_policy()
     groups = groups_of(policy)
     lengths = [group.lengths for group in groups]
-    wide, narrow = (answer_logprobs(policy, ALONE, lengths, groups.__getitem__, budget) for budget in (10_000, 1))
+    wide, narrow = (
+        answer_logprobs(policy, ALONE, lengths, groups.__getitem__, budget) for budget in (10_000, 1)
+    )
     assert wide.keys() == narrow.keys() == {(g, a) for g in range(3) for a in range(g + 1)}
     for key, value in wide.items():
         assert len(value) == len(groups[key[0]].responses[key[1]])

@@ -159,9 +159,7 @@ def ranks(device: str = "auto", threads: int = 0) -> Iterator[Ranks]:
     place = _device(device)
     gpu = place.type == "cuda"
     if count > 1:
-        dist.init_process_group(
-            "nccl" if gpu else "gloo", device_id=place if gpu else None, timeout=TIMEOUT
-        )
+        dist.init_process_group("nccl" if gpu else "gloo", device_id=place if gpu else None, timeout=TIMEOUT)
     try:
         yield Ranks(here, count, place)
     except RuntimeError as error:

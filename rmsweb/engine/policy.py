@@ -30,12 +30,12 @@ from rmsweb.engine.attention import use_segment_attention
 from rmsweb.engine.lora import merged_state_dict
 from rmsweb.engine.packing import EncodedPrompt, Pack
 from rmsweb.engine.patches import PixelFormat, load_pixels, patchify
+from rmsweb.jsonl import write_json
 from rmsweb.prompt import (
     PromptConfig,
     differing_fields,
     image_tokens,
     load_prompt_config,
-    save_prompt_config,
 )
 from rmsweb.records import Image, Message
 
@@ -225,9 +225,7 @@ class PolicyModel:
         ValueError for one that cannot be read.
         """
         config = self.prompt_config or PromptConfig()
-        return self._assemble(
-            self._pieces(messages, lambda image: load_pixels(image, image_root, config))
-        )
+        return self._assemble(self._pieces(messages, lambda image: load_pixels(image, image_root, config)))
 
     def prompt_length(self, messages: Sequence[Message]) -> int:
         """Return the number of tokens of `encode_prompt(messages)` without reading the pictures.
@@ -334,7 +332,7 @@ class PolicyModel:
         self.tokenizer.save_pretrained(folder)
         self.pixel_format.write(folder, self.prompt_config or PromptConfig())
         if self.prompt_config is not None:
-            save_prompt_config(self.prompt_config, folder / "prompt_config.json")
+            write_json(folder / "prompt_config.json", self.prompt_config)
 
 
 def _load_model(source: str | Path, dtype: torch.dtype, *, empty: bool) -> Qwen3VLForConditionalGeneration:

@@ -95,7 +95,10 @@ class RolloutCache:
             return x.unflatten(2, (self.n, -1)).transpose(1, 2).flatten(0, 1)
 
         prompt_keys, prompt_values = self.prompt[layer]
-        self.own[layer, 0, :, :, self.step], self.own[layer, 1, :, :, self.step] = key[:, :, 0], value[:, :, 0]
+        self.own[layer, 0, :, :, self.step], self.own[layer, 1, :, :, self.step] = (
+            key[:, :, 0],
+            value[:, :, 0],
+        )
         own_keys, own_values = self.own[layer, ..., : self.step + 1, :]
         q = (query * scale).view(len(query), key.shape[1], -1, query.shape[-1])  # [B n, h, g, d]
         prompt_scores = together(q) @ prompt_keys.transpose(-1, -2)  # [B, h, n g, P]

@@ -48,8 +48,9 @@ from rmsweb.engine.packing import (
     plan_packs,
 )
 from rmsweb.engine.policy import PolicyModel, recompute_layers
+from rmsweb.jsonl import RecordError, read_records
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import MinedState, RecordError, Split, StepSample, read_records
+from rmsweb.records import MinedState, Split, StepSample
 from rmsweb.runs import RunWriter
 
 T = TypeVar("T")
@@ -255,7 +256,7 @@ class Optimizer:
         parameters: Iterable[nn.Parameter],
         ranks: Ranks,
         rate: Callable[[int], float],
-        config: OptimizerConfig = OptimizerConfig(),  # noqa: B008 (frozen)
+        config: OptimizerConfig = OptimizerConfig(),
         *,
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
