@@ -11,12 +11,12 @@ policy that comes back to an unchanged state may answer otherwise.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from rmsweb.browser.actions import canonical_action, parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
+from rmsweb.browser.protocol import SessionLike
 from rmsweb.prompt import (
     Prompt,
     PromptConfig,
@@ -43,27 +43,11 @@ from rmsweb.records import (
 )
 
 GUIDE_TAG_TOKENS = 16  # the lines around the guide
-Extractor = Callable[[str, str, bool], Awaitable[str]]
 CountTokens = Callable[[str], int]
 
 
 class PromptOverflow(Exception):
     """A page made the uncuttable part of a prompt too long (a dialog of many pages, say)."""
-
-
-class SessionLike(Protocol):
-    """What the loop needs of a browser session (`browser.session.Session`)."""
-
-    @property
-    def restarts(self) -> int: ...
-
-    async def goto(self, url: str) -> object: ...
-
-    async def observe(self) -> Observation: ...
-
-    async def act(
-        self, actions: Sequence[Action], observation: Observation, extractor: Extractor
-    ) -> tuple[ActionResult, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

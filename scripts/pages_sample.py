@@ -107,7 +107,7 @@ def fetch(cache: Path) -> None:
 
 async def hear(session: Session) -> None:
     """Puts every element that Chromium knows a click listener of into window.__heard."""
-    cdp = await session.cdp()
+    cdp = await session.window.cdp()
     root = (await cdp.send("Runtime.evaluate", {"expression": "document.documentElement"}))["result"][
         "objectId"
     ]
@@ -140,7 +140,7 @@ async def sample(cache: Path, verbose: bool) -> None:
                     if node.index is not None and node.node_key.startswith("0:")
                 ]
                 await hear(session)
-                found = await session.page.evaluate(COUNT, own)
+                found = await session.window.page.evaluate(COUNT, own)
                 missing, noise, besides = found["missing"], found["noise"], found["besides"]
                 line |= {
                     "benchmark": "pages",

@@ -2,6 +2,7 @@
 is an error in words.
 """
 
+import inspect
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from browser_lab import MADE, Lab, find, index, lab, texts
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.browser.controls import key_presses
-from rmsweb.browser.execute import _HANDLERS
+from rmsweb.browser.execute import HANDLERS
 from rmsweb.records import Action, sha256_text
 
 __all__ = ["lab"]
@@ -26,9 +27,12 @@ def typed(lab: Lab, name: str, text: str, **more: bool) -> tuple[str, str]:
     return result.error or result.message, find(lab.see(), name=name).value or ""
 
 
-def test_every_action_has_a_handler() -> None:
-    """The table of actions and the hands cover each other."""
-    assert {*_HANDLERS, "extract_structured_data"} == set(ACTIONS)
+def test_every_action_has_a_handler_and_vice_versa() -> None:
+    """Every action has a handler of its name that takes its parameters, and no handler is without an action."""
+    assert HANDLERS.keys() == ACTIONS.keys()
+    for name, spec in ACTIONS.items():
+        taken = list(inspect.signature(HANDLERS[name]).parameters)
+        assert taken == ["window", *(param.name for param in spec.params)], name
 
 
 def test_input_replaces_or_appends_with_trusted_events(lab: Lab) -> None:

@@ -229,7 +229,7 @@ def test_a_pooled_session_opens_one_context(lab: Lab, tmp_path: Path) -> None:
         counts.append(len(lab.browser.process.contexts))
         for url in urls:
             await session.goto(url)
-            cookies.append(await session.page.evaluate("document.cookie"))
+            cookies.append(await session.window.page.evaluate("document.cookie"))
         await session.close()
         return [*counts, len(lab.browser.process.contexts)], cookies
 
@@ -246,7 +246,7 @@ def test_a_crashed_page_and_a_dead_browser_are_replaced(lab: Lab) -> None:
 
     async def crash() -> None:
         with contextlib.suppress(Error):
-            await lab.session.page.goto("chrome://crash", timeout=2000)
+            await lab.session.window.page.goto("chrome://crash", timeout=2000)
 
     async def kill() -> None:
         session = await lab.browser.process.new_browser_cdp_session()
@@ -286,7 +286,7 @@ def test_sessions_of_one_browser_share_nothing(lab: Lab, tmp_path: Path) -> None
         await session.goto("http://a.localhost/next.html")
         seen = await session.observe()
         await session.act([click(seen, "Back to the form")], seen, extractor)
-        cookie = await session.page.evaluate("document.cookie")
+        cookie = await session.window.page.evaluate("document.cookie")
         seen = await session.observe()
         await session.close()
         return str(cookie), seen

@@ -5,23 +5,10 @@ protocol.
 """
 
 import datetime
-from collections.abc import Mapping
 from typing import Protocol
 
+from rmsweb.browser.protocol import SessionLike
 from rmsweb.records import Judgement, Task, Trajectory
-
-
-class SessionLike(Protocol):
-    """What an environment needs of a browser session.
-
-    `engines` maps the names of search engines to URLs with {query}.
-    """
-
-    engines: Mapping[str, str]
-
-    async def reset(self) -> None: ...
-
-    async def set_cookie(self, name: str, value: str, *urls: str) -> None: ...
 
 
 class Environment(Protocol):

@@ -3,7 +3,7 @@
 import datetime
 from weakref import WeakKeyDictionary
 
-from rmsweb.evaluation.environments import SessionLike
+from rmsweb.browser.protocol import SessionLike
 from rmsweb.playground.server import COOKIE, Server
 from rmsweb.playground.sites import SITES
 from rmsweb.playground.tasks import world_of
