@@ -18,7 +18,7 @@ const find = (id) => {
 const GONE = { error: "is no longer on the page" };
 // A function of a number -> the same function of the node.
 const onNode = (use) => (id, ...rest) => { const el = find(id); return el ? use(el, ...rest) : GONE; };
-const typable = (el) => el.localName === "input" || el.localName === "textarea";
+const typable = (el) => is(el, "input, textarea");
 const still = matchMedia("(scripting: none)").matches; // a sandboxed frame: no timer and no listener runs in it
 const frames = (n) => new Promise((resolve) => {
   const step = () => (n-- > 0 && !still ? requestAnimationFrame(step) : resolve());
@@ -66,7 +66,7 @@ const judge = (event) => {
   if (type === "click" && !stray) aim.clicked = true;
   if (aim.missed || stray) { event.preventDefault(); event.stopImmediatePropagation(); }
 };
-for (const type of ["pointerdown", "mousedown", "pointerup", "mouseup", "click", "auxclick", "dblclick", "contextmenu"]) {
+for (const type of wordsIn("pointerdown mousedown pointerup mouseup click auxclick dblclick contextmenu")) {
   window.addEventListener(type, judge, true);
 }
 const pressed = () => { // what became of the press
@@ -175,10 +175,10 @@ const set = onNode(async (el, value) => {
 });
 
 const fileField = (id) => { // the file input that an element is, holds, labels or is beside
-  const el = find(id), is = (node) => node?.localName === "input" && node.type === "file";
+  const el = find(id), fits = (node) => node && is(node, "input[type=file]");
   if (!el) return null;
   const label = el.closest("label") || el.querySelector("label");
-  const own = [el, el.control, el.querySelector("input[type=file]"), label?.control].find(is);
+  const own = [el, el.control, el.querySelector("input[type=file]"), label?.control].find(fits);
   if (own) return own;
   for (let n = el.parentElement, i = 0; n && i < 3; n = n.parentElement, i++) {
     const near = n.querySelectorAll("input[type=file]");
@@ -194,7 +194,7 @@ const displayed = (el) => el.checkVisibility({ visibilityProperty: true, opacity
 const displayedOptions = (place) => { // through slots and shadow roots
   const found = [];
   const walk = (node) => {
-    if (isElement(node) && node.matches(OPTION) && displayed(node)) found.push(node);
+    if (isElement(node) && is(node, OPTION) && displayed(node)) found.push(node);
     childrenOf(node).forEach(walk);
   };
   childrenOf(place).forEach(walk);
@@ -251,7 +251,7 @@ const mainScroller = () => {
   let pane = null;
   for (let n = hitAt(window.innerWidth / 2, window.innerHeight / 2); n; n = parentOf(n)) {
     if (rolls(n)) pane ??= n;
-    const dialog = isElement(n) && n.matches("dialog, [role=dialog], [role=alertdialog]");
+    const dialog = isElement(n) && is(n, "dialog, [role=dialog], [role=alertdialog]");
     if (dialog && (pane ??= largest(n))) return pane;
   }
   const page = pageScroller();
@@ -271,7 +271,7 @@ const scroll = async (id, pages) => {
   const rest = box.scrollHeight - box.clientHeight - box.scrollTop;
   return { moved: box.scrollTop - before, height, below: Math.max(0, rest) / height };
 };
-const UNREAD = new Set(["script", "style", "noscript", "template", "option", "title"]);
+const UNREAD = setOf("script style noscript template option title");
 const scrollToText = async (wanted) => {
   const needle = squeeze(wanted).toLowerCase(), places = [];
   let all = "";
@@ -306,8 +306,8 @@ const scrollToText = async (wanted) => {
 
 // ------------------------------------------------------------------------------------------ the page as HTML
 // What is displayed, shadow roots in place; <rms-frame id=..> takes the place of a frame's own document.
-const VOID = new Set(["br", "hr", "img", "input", "wbr"]);
-const OMITTED = new Set(["script", "style", "noscript", "template", "head", "svg", "datalist"]);
+const VOID = setOf("br hr img input wbr");
+const OMITTED = setOf("script style noscript template head svg datalist");
 const escape = (s) => s.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/"/g, "&quot;");
 const fieldText = (el) => {
   if (["password", "hidden", "file"].includes(el.type)) return "";

@@ -9,6 +9,8 @@ const MARGIN = 1000; // CSS px around the viewport in which elements still get a
 const { Map, Set, WeakMap, WeakRef, Promise, getComputedStyle } = window;
 const { stringify } = JSON, list = Array.from.bind(Array);
 const now = performance.now.bind(performance), later = window.setTimeout.bind(window);
+const wordsIn = (text) => text.trim().split(/\s+/);
+const setOf = (text) => new Set(wordsIn(text));
 const getter = (owner, name) => {
   const { get } = Object.getOwnPropertyDescriptor(owner.prototype, name);
   return (node) => get.call(node);
@@ -17,15 +19,14 @@ const parentNode = getter(Node, "parentNode"), childNodes = getter(Node, "childN
 const fields = getter(HTMLFormElement, "elements");
 
 // --------------------------------------------------------------------------------------------------- hooks
-const CLICK_EVENTS = new Set(["click", "mousedown", "mouseup", "pointerdown", "pointerup", "touchstart", "touchend",
-  "dblclick"]);
+const CLICK_EVENTS = setOf("click mousedown mouseup pointerdown pointerup touchstart touchend dblclick");
 const listeners = new WeakMap(); // node -> Map(type -> Set of callbacks)
 const roots = new WeakMap(); // host -> closed shadow root
 // `invalid`: fields for which the browser itself refused to send a form.
 const state = { mutated: now(), opened: 0, invalid: [] };
 const observer = new MutationObserver(() => { state.mutated = now(); });
 const WATCHED = { childList: true, characterData: true, subtree: true, attributes: true,
-  attributeFilter: ["class", "hidden", "disabled", "open", "inert", "aria-expanded", "aria-hidden", "src"] };
+  attributeFilter: wordsIn("class hidden disabled open inert aria-expanded aria-hidden src") };
 observer.observe(document, WATCHED);
 
 const { addEventListener, removeEventListener } = EventTarget.prototype;
@@ -44,7 +45,7 @@ EventTarget.prototype.removeEventListener = function (type, callback, ...rest) {
 };
 const noteInvalid = (event) => { if (state.invalid.length < 20) state.invalid.push(event.composedPath()[0]); };
 addEventListener.call(document, "invalid", noteInvalid, true);
-const { attachShadow, closest } = Element.prototype;
+const { attachShadow, closest, matches } = Element.prototype;
 Element.prototype.attachShadow = function (options) {
   const root = attachShadow.call(this, options);
   if (options.mode === "closed") adopt(this, root);
@@ -75,7 +76,7 @@ const nodeOf = (id) => {
 // node: it loses its number.
 const shownAs = new Map(); // number -> [meaning, how far all around it was scrolled]
 const scrolled = (node) => { let sum = 0; for (let n = node; n; n = parentOf(n)) sum += n.scrollTop || 0; return sum; };
-const MEANT = ["href", "data-index", "data-id", "aria-posinset", "aria-rowindex"];
+const MEANT = wordsIn("href data-index data-id aria-posinset aria-rowindex");
 const meaning = (el, name = nameOf(el)) =>
   [editable(el) ? "" : name, ...MEANT.map((attribute) => el.getAttribute(attribute))].join("|");
 const recycled = (id, el) => {
@@ -86,13 +87,15 @@ const recycled = (id, el) => {
 // -------------------------------------------------------------------------------------------------- the tree
 // A form's fields may have names that hide properties of the form which are used here: form.parentNode is then a
 // field.
-const USED = new Set(["localName", "getAttribute", "hasAttribute", "getBoundingClientRect", "getClientRects",
-  "checkVisibility", "matches", "closest", "inert", "childNodes", "firstElementChild", "parentElement", "parentNode",
-  "nodeType", "tabIndex", "textContent", "onclick", "isContentEditable", "scrollTop"]);
+const USED = setOf(`
+  localName getAttribute hasAttribute getBoundingClientRect getClientRects checkVisibility matches closest
+  inert childNodes firstElementChild parentElement parentNode nodeType tabIndex textContent onclick
+  isContentEditable scrollTop`);
 const hides = (el) => el instanceof HTMLFormElement
   && list(fields(el)).some((field) => USED.has(field.name) || USED.has(field.getAttribute("id")));
+const is = (el, selector) => matches.call(el, selector);
 const isElement = (node) => node.nodeType === 1;
-const isFrame = (el) => el.localName === "iframe" || el.localName === "frame";
+const isFrame = (el) => is(el, "iframe, frame");
 // Parent and children in the flat tree. A form's own fields do not hide them.
 const parentOf = (node) =>
   (node instanceof HTMLFormElement ? parentNode(node) : node.assignedSlot || node.parentNode || node.host || null);
@@ -103,18 +106,20 @@ const childrenOf = (el) => {
 const holderOf = (node) => node.parentElement || node.getRootNode().host; // the element that a text is in
 const within = (outer, node) => { for (let n = node; n; n = parentOf(n)) if (n === outer) return true; return false; };
 const editable = (el) => el.isContentEditable && !el.parentElement?.isContentEditable;
-const disabled = (el) => el.matches(":disabled");
-const toggles = (el) => el.localName === "input" && (el.type === "checkbox" || el.type === "radio");
+const disabled = (el) => is(el, ":disabled");
+const off = (el) => is(el, ":is(button, input, select, textarea):disabled");
+const toggles = (el) => is(el, "input[type=checkbox], input[type=radio]");
 const control = (el) => (el.localName === "label" ? el.control : null);
 
 // -------------------------------------------------------------------------------------------------- geometry
 // Rectangles are [left, top, right, bottom] in CSS px of this frame's viewport.
 const edges = (r) => [r.left, r.top, r.right, r.bottom];
 const boxOf = (place) => edges(place.getBoundingClientRect());
-const meet = (a, b) => [Math.max(a[0], b[0]), Math.max(a[1], b[1]), Math.min(a[2], b[2]), Math.min(a[3], b[3])];
-const has = (r) => r[2] - r[0] > 1 && r[3] - r[1] > 1;
+const meet = (a, b) => a.map((edge, i) => (i < 2 ? Math.max : Math.min)(edge, b[i]));
+const sizeOf = (r) => [r[2] - r[0], r[3] - r[1]];
+const has = (r) => sizeOf(r).every((length) => length > 1);
 const overlap = (a, b) => has(meet(a, b));
-const areaOf = (r) => (r[2] - r[0]) * (r[3] - r[1]);
+const areaOf = (r) => { const [width, height] = sizeOf(r); return width * height; };
 const view = () => [0, 0, window.innerWidth, window.innerHeight];
 const pageScroller = () => document.scrollingElement || document.documentElement;
 // Where a frame's document starts, and by how much it is drawn larger or smaller than it is.
@@ -135,8 +140,7 @@ const hitAt = (x, y) => {
 };
 // A click on a label is one on its control.
 const leadsTo = (hit, el) => within(el, hit) || closest.call(hit, "label")?.control === el || control(el) === hit;
-const POINTS = [[0.5, 0.5], [0.25, 0.25], [0.75, 0.75], [0.25, 0.75], [0.75, 0.25], [0.5, 0.1], [0.1, 0.5], [0.9, 0.5],
-  [0.5, 0.9]];
+const POINTS = [[50, 50], [25, 25], [75, 75], [25, 75], [75, 25], [50, 10], [10, 50], [90, 50], [50, 90]]; // percent
 // The first of nine points of the element at which a click would reach it: {x, y}, or {blocker: what covers it},
 // with null if nothing of it is in `clip`.
 const pointOf = (el, clip) => {
@@ -144,10 +148,13 @@ const pointOf = (el, clip) => {
   if (!rects.some(has)) rects = list(el.children, boxOf);
   rects = rects.map((r) => meet(r, clip)).filter(has).sort((a, b) => areaOf(b) - areaOf(a)).slice(0, 3);
   let blocker = null;
-  for (const r of rects) for (const [fx, fy] of POINTS) {
-    const x = r[0] + fx * (r[2] - r[0]), y = r[1] + fy * (r[3] - r[1]), hit = hitAt(x, y);
-    if (hit && leadsTo(hit, el)) return { x, y };
-    blocker ??= hit;
+  for (const r of rects) {
+    const [width, height] = sizeOf(r);
+    for (const [right, down] of POINTS) {
+      const x = r[0] + width * right / 100, y = r[1] + height * down / 100, hit = hitAt(x, y);
+      if (hit && leadsTo(hit, el)) return { x, y };
+      blocker ??= hit;
+    }
   }
   return { blocker };
 };
@@ -165,12 +172,10 @@ const pictured = (el) => { // what a picture in an element without words is call
   const name = inner && ["aria-label", "alt", "title"].map((attribute) => inner.getAttribute(attribute)).find(Boolean);
   return inner ? squeeze(name || inner.textContent).slice(0, 200) : "";
 };
-const CONTROLS = new Set(["button", "input", "select", "textarea"]);
 const nameOf = (el) => {
   const get = (name) => el.getAttribute(name), by = (get("aria-labelledby") || "").split(/\s+/);
   const labelled = by.map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean).join(" ");
-  const field = CONTROLS.has(el.localName) && el.localName !== "button";
-  const own = () => (field ? list(el.labels || [], (label) => label.textContent).join(" ") : wordsOf(el));
+  const own = () => (is(el, "input, select, textarea") ? list(el.labels || [], (label) => label.textContent).join(" ") : wordsOf(el));
   const text = get("aria-label") || labelled || own() || get("alt") || pictured(el) || get("title")
     || get("placeholder") || "";
   return squeeze(text.slice(0, 1000)).slice(0, 200);

@@ -1,20 +1,18 @@
 // What a document shows: the index rule, the one pass that turns it into the lines of the state, and the wait until
 // it is quiet.
 
-const SKIP = new Set(["script", "style", "noscript", "template", "head", "meta", "link", "title", "desc", "datalist",
-  "option", "optgroup", "source", "track", "param"]);
-const ROLES = new Set(["button", "link", "menuitem", "menuitemradio", "menuitemcheckbox", "option", "radio", "checkbox",
-  "switch", "tab", "textbox", "combobox", "slider", "spinbutton", "searchbox", "treeitem"]);
-const WHOLE = new Set(["a", "button", "summary"]); // what is inside belongs to them
-const STATIC_ROLES = new Set(["region", "dialog", "alertdialog", "main", "group", "tabpanel", "presentation", "document",
-  "article", "list", "table", "grid"]);
-const NAMES = ["title", "type", "id", "name", "role", "placeholder", "data-date-format", "alt", "aria-label",
-  "aria-expanded", "data-state", "aria-checked", "aria-selected", "aria-pressed", "aria-valuemin", "aria-valuemax",
-  "aria-valuenow", "aria-valuetext", "aria-placeholder", "aria-haspopup", "aria-invalid", "aria-autocomplete",
-  "aria-disabled", "pattern", "min", "max", "minlength", "maxlength", "step", "accept", "autocomplete", "inputmode",
-  "contenteditable"];
-const UNSCROLLED = new Set(["html", "body", "textarea", "select", "input"]);
-const CHILDLESS = new Set(["iframe", "frame", "select", "textarea", "input", "canvas", "audio", "video"]);
+const SKIP = setOf("script style noscript template head meta link title desc datalist option optgroup source track param");
+const ROLES = setOf(`
+  button link menuitem menuitemradio menuitemcheckbox option radio checkbox switch tab textbox combobox
+  slider spinbutton searchbox treeitem`);
+const WHOLE = setOf("a button summary"); // what is inside belongs to them
+const STATIC_ROLES = setOf("region dialog alertdialog main group tabpanel presentation document article list table grid");
+const NAMES = wordsIn(`
+  title type id name role placeholder data-date-format alt aria-label aria-expanded data-state
+  aria-checked aria-selected aria-pressed aria-valuemin aria-valuemax aria-valuenow aria-valuetext
+  aria-placeholder aria-haspopup aria-invalid aria-autocomplete aria-disabled pattern min max minlength
+  maxlength step accept autocomplete inputmode contenteditable`);
+const CLICKABLE = "button, select, textarea, summary, canvas, a[href], audio[controls], video[controls]";
 const unseen = (el) => { // also if it is only clipped away, as libraries do to what they draw themselves
   const r = el.getBoundingClientRect(), { clip, clipPath, pointerEvents } = getComputedStyle(el);
   return r.width <= 1 || r.height <= 1 || clip.startsWith("rect(0px, 0px") || /^inset\((50|100)%/.test(clipPath)
@@ -35,11 +33,9 @@ const unseen = (el) => { // also if it is only clipped away, as libraries do to 
 // or "".
 const nature = (el, style, ctx) => {
   const tag = el.localName, role = el.getAttribute("role");
-  if (tag === "html" || tag === "body") return editable(el) ? "own" : "";
+  if (is(el, "html, body")) return editable(el) ? "own" : "";
   if (tag === "input") return el.type === "hidden" || (el.labels?.length && unseen(el)) ? "" : "own"; // or its label
-  if (CONTROLS.has(tag) || tag === "summary" || tag === "canvas" || editable(el) || ROLES.has(role)) return "own";
-  if (tag === "a" && el.hasAttribute("href")) return "own";
-  if ((tag === "audio" || tag === "video") && el.controls) return "own";
+  if (is(el, CLICKABLE) || editable(el) || ROLES.has(role)) return "own";
   if (tag === "label") return el.control && unseen(el.control) && !disabled(el.control) ? "own" : "";
   if (el.onclick || el.onmousedown || el.onmouseup || el.onpointerdown || el.onpointerup) return "own";
   if (style.cursor === "pointer" && !ctx.pointer && !ctx.whole) return "own";
@@ -57,7 +53,7 @@ const attributesOf = (el) => {
   if (el.multiple) found.multiple = "true";
   if (el.readOnly) found.readonly = "true";
   if (!found["aria-label"] && !found.title && !found.alt && !wordsOf(el) && pictured(el)) found.alt = pictured(el);
-  if (CONTROLS.has(el.localName) && disabled(el)) found.disabled = "true";
+  if (off(el)) found.disabled = "true";
   return found;
 };
 const shownValue = (el) => {
@@ -79,7 +75,7 @@ const opaque = (hit, el) => {
     const style = getComputedStyle(n);
     if (parseFloat(style.opacity) < 0.8) return false;
     if (!clear(style.backgroundColor) || style.backgroundImage !== "none") return true;
-    if (["img", "video", "canvas", "iframe"].includes(n.localName)) return true;
+    if (is(n, "img, video, canvas, iframe")) return true;
   }
   return false;
 };
@@ -96,8 +92,10 @@ const observe = (place) => {
   const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
   const modal = list(document.querySelectorAll("dialog:modal")).pop() || null;
   const round = (n, digits) => Math.round(n * digits) / digits;
-  const inTop = (r) =>
-    [r[0] * scale + dx, r[1] * scale + dy, (r[2] - r[0]) * scale, (r[3] - r[1]) * scale].map((n) => round(n, 10));
+  const inTop = (r) => {
+    const [width, height] = sizeOf(r);
+    return [r[0] * scale + dx, r[1] * scale + dy, width * scale, height * scale].map((n) => round(n, 10));
+  };
   const showsIn = (node) => (isElement(node) ? node.checkVisibility() : node.nodeType === 3 && squeeze(node.data) !== "");
   const put = (node, line) => {
     const id = idOf(node);
@@ -129,7 +127,7 @@ const observe = (place) => {
 
   // Scroll container -> [pages above, pages below]; null if there is nothing to scroll.
   const scroller = (el, style) => {
-    if (UNSCROLLED.has(el.localName) || !/auto|scroll/.test(style.overflowY)) return null;
+    if (is(el, "html, body, textarea, select, input") || !/auto|scroll/.test(style.overflowY)) return null;
     const height = el.clientHeight, more = el.scrollHeight - height;
     if (height <= 20 || more <= 4) return null;
     return [el.scrollTop / height, Math.max(0, more - el.scrollTop) / height].map((n) => round(n, 100));
@@ -140,7 +138,7 @@ const observe = (place) => {
     const apart = modal !== null && !within(el, modal) && !within(modal, el);
     const next = { ...ctx, opacity, hidden: style.visibility !== "visible", pointer: style.cursor === "pointer",
       inert: ctx.inert || el.inert || el.getAttribute("aria-hidden") === "true" || apart };
-    const boxless = ["html", "body"].includes(el.localName) || ["inline", "contents"].includes(style.display);
+    const boxless = is(el, "html, body") || /^(inline|contents)$/.test(style.display);
     if (style.overflowX !== "visible" && !boxless) {
       const more = (overflow) => (overflow === "auto" || overflow === "scroll" ? MARGIN : 0);
       const mx = more(style.overflowX), my = more(style.overflowY);
@@ -173,19 +171,17 @@ const observe = (place) => {
     let ctx = outer, box = boxOf(el);
     if (style.position === "fixed") ctx = { ...outer, clip, reach: frame };
     else if (style.position === "absolute") ctx = { ...outer, ...outer.block };
-    if (!has(box) && (tag === "a" || tag === "label") && el.firstElementChild) box = boxOf(el.firstElementChild);
+    if (!has(box) && is(el, "a, label") && el.firstElementChild) box = boxOf(el.firstElementChild);
     const shown = style.visibility === "visible" && overlap(box, ctx.reach), inside = shown && overlap(box, ctx.clip);
     const next = inherit(el, style, ctx, box, opacity);
     if (tag === "img" && shown) stats.images += 1;
     if (tag.includes("-") && shown && !shadow(el) && !list(el.childNodes).some(showsIn)) sealed = true;
 
     const why = nature(el, style, ctx), root = shadow(el), pages = shown ? scroller(el, style) : null;
-    const isControl = CONTROLS.has(tag), off = isControl && disabled(el), framed = isFrame(el);
-    const idle = next.inert || covered || off;
-    const frameBig = framed && box[2] - box[0] >= 100 && box[3] - box[1] >= 100;
-    const wanted = shown && !idle && (frameBig || why !== "");
+    const framed = isFrame(el), idle = next.inert || covered || off(el);
+    const wanted = shown && !idle && ((framed && sizeOf(box).every((length) => length >= 100)) || why !== "");
     const can = wanted && (framed || !inside || reachable(el, ctx.clip));
-    const greyed = shown && off && why !== "";
+    const greyed = shown && off(el) && why !== "";
     let line = null;
     if (can || greyed || pages || (framed && shown) || root) {
       const shadowMarker = el.shadowRoot ? "shadow-open" : "shadow-closed";
@@ -206,7 +202,7 @@ const observe = (place) => {
     if (pages) stats.scrolls += 1;
     if (framed) stats.iframes += 1;
     if (root) stats[el.shadowRoot ? "open" : "closed"] += 1;
-    if (CHILDLESS.has(tag)) return;
+    if (is(el, "iframe, frame, select, textarea, input, canvas, audio, video")) return;
 
     const at = lines.length;
     children(el, next);
