@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rmsweb.browser.actions import canonical_action, schema_text
+from rmsweb.browser.actions import SCHEMA, canonical_action
 from rmsweb.browser.state import ATTRIBUTES, StateLine, render_nodes
 from rmsweb.records import Image, Message, Observation, PartTag, RecordError, Step, Text, from_json, to_json
 
@@ -294,7 +294,7 @@ def build_prompt(
     """
     blocks, task = config.blocks, " ".join(task_text.split())
     system = (SYSTEM % ('"thinking":"...",' if config.thinking else "") if "system" in blocks else "") + (
-        "Actions:\n" + schema_text() if "schema" in blocks else ""
+        "Actions:\n" + SCHEMA if "schema" in blocks else ""
     )
     opening = f"<task>\n{task}\n</task>\n" if "task" in blocks else ""
     if "step_info" in blocks and (step_info or date):

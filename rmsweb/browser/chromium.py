@@ -28,7 +28,8 @@ FLAGS = (
     "--disable-default-apps",
     "--disable-domain-reliability",
     "--disable-client-side-phishing-detection",
-    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,PaintHolding,HttpsUpgrades,HttpsFirstBalancedModeAutoEnable",
+    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,PaintHolding,"
+    "HttpsUpgrades,HttpsFirstBalancedModeAutoEnable",
     "--disable-quic",
     "--disable-gpu",
     "--metrics-recording-only",
@@ -63,9 +64,6 @@ class BrowserOptions:
     host_map: str | None = None  # value of --host-resolver-rules, such as "MAP *.localhost 127.0.0.1:8123"
     viewport: tuple[int, int] = (1280, 800)  # CSS px; one device pixel each
     user_agent: str | None = None
-    locale: str = "en-US"
-    timezone: str | None = None
-    ignore_https_errors: bool = False
     allow_domains: tuple[str, ...] | None = None  # None: any host
 
 
@@ -91,7 +89,8 @@ def find_chromium() -> Path:
     found = [*_installed_by_playwright(), *(Path(path) for name in _COMMANDS if (path := shutil.which(name)))]
     if not found:
         raise FileNotFoundError(
-            "no Chromium found: run scripts/setup.sh, or set RMSWEB_CHROMIUM to the path of a Chromium or Chrome"
+            "no Chromium found: run scripts/setup.sh, or set RMSWEB_CHROMIUM to the path of a Chromium or "
+            "Chrome"
         )
     return found[0]
 

@@ -131,18 +131,26 @@ async def input_text(window: Window, index: int, text: str, clear_existing: bool
     return ActionResult(message=f"{message}; it now holds {'something else' if hidden else masked}")
 
 
-_KEYS = {
-    "enter": "Enter", "return": "Enter", "tab": "Tab", "escape": "Escape", "esc": "Escape",
-    "backspace": "Backspace", "delete": "Delete", "del": "Delete", "space": "Space", "spacebar": "Space",
-    "home": "Home", "end": "End", "insert": "Insert", "pageup": "PageUp", "page_up": "PageUp", "pgup": "PageUp",
-    "pagedown": "PageDown", "page_down": "PageDown", "pgdn": "PageDown",
-    "up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight",
-    "arrowup": "ArrowUp", "arrowdown": "ArrowDown", "arrowleft": "ArrowLeft", "arrowright": "ArrowRight",
-} | {f"f{number}": f"F{number}" for number in range(1, 13)}  # fmt: skip
-_MODIFIERS = {
-    "control": "Control", "ctrl": "Control", "controlormeta": "Control", "shift": "Shift", "alt": "Alt",
-    "option": "Alt", "meta": "Meta", "cmd": "Meta", "command": "Meta",
-}  # fmt: skip
+_NAMES_OF_KEYS = {
+    "Enter": "enter return", "Tab": "tab", "Escape": "escape esc", "Backspace": "backspace",
+    "Delete": "delete del", "Space": "space spacebar", "Home": "home", "End": "end", "Insert": "insert",
+    "PageUp": "pageup page_up pgup", "PageDown": "pagedown page_down pgdn", "ArrowUp": "up arrowup",
+    "ArrowDown": "down arrowdown", "ArrowLeft": "left arrowleft", "ArrowRight": "right arrowright",
+} | {f"F{number}": f"f{number}" for number in range(1, 13)}  # fmt: skip
+_NAMES_OF_MODIFIERS = {
+    "Control": "control ctrl controlormeta",
+    "Shift": "shift",
+    "Alt": "alt option",
+    "Meta": "meta cmd command",
+}
+
+
+def _by_name(names: dict[str, str]) -> dict[str, str]:
+    return {name: key for key, words in names.items() for name in words.split()}
+
+
+_MODIFIERS = _by_name(_NAMES_OF_MODIFIERS)
+_KEYS = _by_name(_NAMES_OF_KEYS) | _MODIFIERS
 
 
 def key_presses(keys: str) -> list[str] | None:
@@ -158,7 +166,7 @@ def key_presses(keys: str) -> list[str] | None:
         *modifiers, key = word.split("+") if len(word) > 1 and not word.endswith("+") else [word]
         if modifiers and not all(name.lower() in _MODIFIERS for name in modifiers):
             return None
-        name = (_KEYS | _MODIFIERS).get(key.lower()) or (key if len(key) == 1 else None)
+        name = _KEYS.get(key.lower()) or (key if len(key) == 1 else None)
         if name is None:
             if modifiers:
                 raise ValueError(f"there is no key {key!r} in {word!r}")

@@ -79,20 +79,10 @@ class ScrollFacts(TypedDict):
     below: float
 
 
-class FrameFacts(TypedDict):
-    """What a frame's own pass needs: its place in the top viewport, and the part of it that shows."""
-
-    x: float
-    y: float
-    scale: float
-    clip: list[float]
-    covered: bool
-
-
 class Line(TypedDict):
     """One line of a document's report: an element or a text.
 
-    `indexed` asks for an index. The other fields are those of records.Element; a text has the first ones alone.
+    `indexed` asks for an index. The other fields are those of records.Element; a text lacks the optional ones.
     """
 
     id: int
@@ -109,7 +99,7 @@ class Line(TypedDict):
     options: NotRequired[list[str]]
     marker: NotRequired[Literal["scroll", "iframe", "shadow-open", "shadow-closed"] | None]
     scroll_pages: NotRequired[list[float] | None]
-    frame: NotRequired[FrameFacts]
+    frame: NotRequired[dict[str, Any]]  # handed back to the frame's own pass, see `observe`
 
 
 class Report(TypedDict):

@@ -30,13 +30,14 @@ from rmsweb.browser.files import AgentFiles
 from rmsweb.browser.guard import BLANK, Guard
 from rmsweb.browser.page import ActionProblem, first_line
 from rmsweb.browser.protocol import Extractor
-from rmsweb.browser.snapshot import PageRead, read_page
+from rmsweb.browser.snapshot import read_page
 from rmsweb.browser.state import fingerprint
 from rmsweb.browser.window import PAGE_LIMIT_S, SessionOptions, Window
 from rmsweb.records import Action, ActionResult, Image, Observation, Tab
 
 SCREENSHOT_LIMIT_S = 5.0
 TITLE_LIMIT_S = 0.5
+JPEG_QUALITY = 60
 MAX_TRIES = 5  # to observe a page that changes under it
 
 
@@ -197,20 +198,21 @@ class Session:
 
         BrowserDied if no page can be opened any more.
         """
-        started = time.monotonic()
-        for url in (self._last_url, BLANK, None):  # a page that cannot be read is opened again, then left
+        started, places = time.monotonic(), [BLANK, self._last_url]
+        while True:
             try:
                 observation = await self._observe()
                 return replace(observation, observe_s=round(time.monotonic() - started, 4))
             except (PageDied, ActionProblem) as problem:
-                if url is None:
+                if not places:
                     raise BrowserDied(str(problem)) from None
-                await self._recover(str(problem), url)
-        raise BrowserDied("no observation")  # not reached
+                # A page that cannot be read is opened again; the second time a blank one takes its place.
+                await self._recover(str(problem), places.pop())
 
     async def _observe(self) -> Observation:
-        window = self.window
-        for number in range(MAX_TRIES):
+        window, tries = self.window, 0
+        while True:
+            tries += 1
             try:
                 if not window.tabs and window.context is not None and self.browser.alive:
                     await window.open_tab()  # the page closed its own tab
@@ -220,22 +222,19 @@ class Session:
                 read, shot = await asyncio.gather(asyncio.wait_for(reading, PAGE_LIMIT_S), self.screenshot())
                 if read.is_pdf:
                     await window.keep_pdf(tab)
-                return await self._observation(read, shot)
+                return await self._complete(replace(read, screenshot=shot))
             except TimeoutError:
                 raise PageDied("the page did not answer") from None
             except Error as error:
-                if not self.browser.alive:
-                    raise PageDied("the browser died") from None
                 now = window.tabs.get(window.active)
-                if now is not None and now.crashed:
-                    raise PageDied("the page crashed") from None
-                if number == MAX_TRIES - 1:
+                if not self.browser.alive or (now is not None and now.crashed):
+                    raise PageDied("the page crashed" if self.browser.alive else "the browser died") from None
+                if tries == MAX_TRIES:
                     raise PageDied(f"the page cannot be read ({first_line(error)[:100]})") from None
                 await asyncio.sleep(0.05)
-        raise PageDied("the page cannot be read")  # not reached
 
-    async def _observation(self, read: PageRead, shot: Image | None) -> Observation:
-        """Put an observation together; what happened since the last one is told once."""
+    async def _complete(self, read: Observation) -> Observation:
+        """Add to the page's own observation the tabs, and what happened since the last one."""
         window = self.window
         if window.work:  # a download that is under way is named once it is complete
             await asyncio.wait(window.work, timeout=2)
@@ -247,37 +246,32 @@ class Session:
                 with suppress(Error, TimeoutError):  # the title that was known before stays
                     other.title = mask(await asyncio.wait_for(other.page.title(), TITLE_LIMIT_S))
             tabs.append(Tab(tab_id=other.tab_id, url=mask(other.page.url), title=other.title))
-        dialogs, downloads = tuple(window.dialogs), tuple(window.downloads)
-        warnings = tuple(dict.fromkeys(window.warnings))
-        for told in (window.dialogs, window.downloads, window.warnings):
-            told.clear()
+        if read.screenshot is None:
+            window.warnings.append("there is no screenshot of this page")
         self._last_url = tab.page.url
         url = mask(self._last_url)
-        return Observation(
+        observation = replace(
+            read,
             url=url,
-            title=read.title,
             tabs=tuple(tabs),
             active_tab=tab.tab_id,
             viewport=self.browser.options.viewport,
-            scroll_y=read.scroll_y,
-            pages_above=read.pages_above,
-            pages_below=read.pages_below,
-            page_stats=read.stats,
-            nodes=read.nodes,
-            screenshot=shot,
-            dialogs=dialogs,
-            downloads=downloads,
+            dialogs=tuple(window.dialogs),
+            downloads=tuple(window.downloads),
+            warnings=tuple(dict.fromkeys(window.warnings)),
             is_pdf=read.is_pdf or url.split("?")[0].lower().endswith(".pdf"),
-            warnings=warnings if shot is not None else (*warnings, "there is no screenshot of this page"),
             fingerprint=fingerprint(url, tabs, read.nodes, read.scroll_y),
         )
+        for told in (window.dialogs, window.downloads, window.warnings):
+            told.clear()
+        return observation
 
     async def screenshot(self) -> Image | None:
         """Store a picture of the viewport, once for its content; None if the page gives none in time."""
         kind = self.options.image_format
         settings: dict[str, Any] = {"format": kind, "optimizeForSpeed": True}
         if kind == "jpeg":
-            settings["quality"] = self.options.image_quality
+            settings["quality"] = JPEG_QUALITY
         try:
             cdp = await self.window.cdp()
             answer = await asyncio.wait_for(cdp.send("Page.captureScreenshot", settings), SCREENSHOT_LIMIT_S)

@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from playwright.async_api import Error, Frame, Page
 
-from rmsweb.browser.page import SCRIPT, FrameFacts, Line, Report
-from rmsweb.records import Element
+from rmsweb.browser.page import SCRIPT, Line, Report
+from rmsweb.records import Element, Observation
 
 MAX_FRAMES = 100
 MAX_FRAME_DEPTH = 5
@@ -81,19 +82,6 @@ async def _open_roots(frame: Frame) -> None:
     await cdp.detach()
 
 
-@dataclass(slots=True)
-class PageRead:
-    """What an observation takes from the page itself."""
-
-    nodes: tuple[Element, ...]
-    stats: dict[str, int]
-    title: str
-    scroll_y: float
-    pages_above: float
-    pages_below: float
-    is_pdf: bool
-
-
 _STATS = {
     "links": "links", "interactive": "interactive", "iframes": "iframes", "scrolls": "scroll containers",
     "open": "shadow(open)", "closed": "shadow(closed)", "images": "images", "total": "total elements",
@@ -111,7 +99,7 @@ class _Reader:
     frames_read: int = 0
 
     async def frame(
-        self, frame: Frame, place: FrameFacts | None = None, depth: int = 0, level: int = 0
+        self, frame: Frame, place: dict[str, Any] | None = None, depth: int = 0, level: int = 0
     ) -> Report:
         """Read a frame and those inside it; return the frame's own report."""
         text = await frame.evaluate(_OBSERVE, place)
@@ -168,8 +156,8 @@ class _Reader:
         )
 
 
-async def read_page(page: Page, book: FrameBook, mask: Callable[[str], str]) -> PageRead:
-    """Read the page's frames.
+async def read_page(page: Page, book: FrameBook, mask: Callable[[str], str]) -> Observation:
+    """Read the page's frames; return an observation that knows of nothing but the page.
 
     `mask` is applied to the page's JSON text before it is looked at. Playwright's Error if the page changes
     meanwhile.
@@ -177,17 +165,21 @@ async def read_page(page: Page, book: FrameBook, mask: Callable[[str], str]) -> 
     book.number(page.main_frame)
     reader = _Reader(book, mask)
     report = await reader.frame(page.main_frame)
-    height = max(1, report["height"])
-    return PageRead(
-        nodes=tuple(reader.nodes),
-        stats={
+    scroll, height = report["scroll"], max(1, report["height"])
+    return Observation(
+        url=page.url,
+        title=report["title"],
+        tabs=(),
+        active_tab="",
+        viewport=(0, 0),
+        scroll_y=float(scroll),
+        pages_above=round(scroll / height, 2),
+        pages_below=round(max(0.0, report["full"] - height - scroll) / height, 2),
+        page_stats={
             name: reader.stats[key]
             for key, name in _STATS.items()
             if key not in _ONLY_IF_ANY or reader.stats[key]
         },
-        title=report["title"],
-        scroll_y=float(report["scroll"]),
-        pages_above=round(report["scroll"] / height, 2),
-        pages_below=round(max(0.0, report["full"] - height - report["scroll"]) / height, 2),
+        nodes=tuple(reader.nodes),
         is_pdf=report["pdf"],
     )

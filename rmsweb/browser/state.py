@@ -19,8 +19,9 @@ from rmsweb.records import Element, Observation, Tab
 # Attributes shown by default, in this order; `value` and `options` come from Element.value and
 # Element.options.
 ATTRIBUTES = (
-    "title", "type", "checked", "name", "role", "value", "options", "placeholder", "alt", "aria-label", "aria-expanded", "aria-checked", "aria-selected",
-    "aria-valuemin", "aria-valuemax", "aria-valuenow", "pattern", "min", "max", "minlength", "maxlength", "step", "required", "multiple", "accept",
+    "title", "type", "checked", "name", "role", "value", "options", "placeholder", "alt", "aria-label",
+    "aria-expanded", "aria-checked", "aria-selected", "aria-valuemin", "aria-valuemax", "aria-valuenow",
+    "pattern", "min", "max", "minlength", "maxlength", "step", "required", "multiple", "accept",
     "autocomplete", "disabled", "aria-disabled",
 )  # fmt: skip
 MAX_ATTRIBUTE_CHARS = 100

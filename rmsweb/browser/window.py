@@ -43,8 +43,10 @@ from rmsweb.browser.snapshot import FrameBook
 from rmsweb.records import Observation, sha256_text
 
 NAVIGATION_WAIT_S = 8.0  # longest wait for a page that an action started to load
+QUIET_S = 0.05  # a document without a change for so long is ready
 PAGE_LIMIT_S = 15.0  # a page that does not answer for so long is taken for dead
 _DATA = {"document", "xhr", "fetch", "script"}
+LOCALE = "en-US"
 MAX_PDF_BYTES = 20_000_000
 _FETCH = """async (limit) => {
   const data = new Uint8Array(await (await fetch(location.href)).arrayBuffer());
@@ -61,9 +63,7 @@ class SessionOptions:
     """What a session does beyond its browser's options."""
 
     image_format: Literal["png", "jpeg"] = "png"
-    image_quality: int = 60  # of a JPEG
-    quiet_s: float = 0.05  # without a change of the document
-    quiet_limit_s: float = 1.5  # longest wait for that
+    quiet_limit_s: float = 1.5  # longest wait for a page that keeps changing
     pause_s: float = 0.5  # between the actions of a step
     allow_domains: tuple[str, ...] | None = None  # None: those of the browser
     secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # domain -> name -> value
@@ -138,9 +138,7 @@ class Window:
             viewport={"width": width, "height": height},
             device_scale_factor=1,
             user_agent=options.user_agent,
-            locale=options.locale,
-            timezone_id=options.timezone,
-            ignore_https_errors=options.ignore_https_errors,
+            locale=LOCALE,
             reduced_motion="reduce",
             accept_downloads=True,
         )
@@ -354,7 +352,7 @@ class Window:
             if now >= soft or not any(young):
                 return
             await asyncio.sleep(0.01)
-            self._quiet_from = time.monotonic() - self.options.quiet_s / 2
+            self._quiet_from = time.monotonic() - QUIET_S / 2
         if stop and self.tabs and self.tab.loading is not None:
             url = self.tab.loading.url[:200]
             self.warnings.append(self.secrets.mask(f"{url} did not answer, so loading it was stopped"))
@@ -372,7 +370,7 @@ class Window:
         async def ask() -> int:
             await tab.page.wait_for_load_state("domcontentloaded", timeout=max(1.0, (limit - started) * 1000))
             now = time.monotonic()
-            times = [self.options.quiet_s, max(0.0, soft - now), now - self._quiet_from]
+            times = [QUIET_S, max(0.0, soft - now), now - self._quiet_from]
             return int(await tab.page.main_frame.evaluate(_QUIET, [1000 * t for t in times]))
 
         asked = asyncio.ensure_future(ask())
