@@ -4,7 +4,7 @@
 // A function takes the number of a node (see `idOf`) and answers with plain data; {error} says in words why it cannot
 // be done.
 
-const words = (text, limit = 60) => { const s = squeeze(text); return s.length > limit ? s.slice(0, limit) + "..." : s; };
+const words = (text) => { const s = squeeze(text); return s.length > 60 ? s.slice(0, 60) + "..." : s; };
 const describe = (el) => {
   if (!el) return "nothing";
   if (hides(el)) return "<form>";

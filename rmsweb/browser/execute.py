@@ -67,7 +67,7 @@ async def go_to_url(window: Window, url: str, new_tab: bool = False) -> ActionRe
 
 
 def _network_words(reason: str) -> str:
-    """Playwright's words for a failed navigation -> plain ones."""
+    """Return Playwright's words for a failed navigation as plain ones."""
     match = re.search(r"net::ERR_([A-Z_]+)", reason)
     if match:
         return match[1].replace("_", " ").lower()
@@ -133,13 +133,11 @@ async def scroll(
     way: ScrollFacts = await (target.call("scroll", pages) if target else call(frame, "scroll", None, pages))
     moved = way["moved"]
     if abs(moved) < 1:
-        return ActionResult(
-            message=f"nothing moved: {where} cannot scroll further {'down' if pages > 0 else 'up'}"
-        )
-    by, below = abs(moved) / way["height"], way["below"]
-    return ActionResult(
-        message=f"scrolled {where} {'down' if moved > 0 else 'up'} by {by:.1f} pages; {below:.1f} pages are below"
-    )
+        further = "down" if pages > 0 else "up"
+        return ActionResult(message=f"nothing moved: {where} cannot scroll further {further}")
+    direction, by, below = "down" if moved > 0 else "up", abs(moved) / way["height"], way["below"]
+    told = f"scrolled {where} {direction} by {by:.1f} pages; {below:.1f} pages are below"
+    return ActionResult(message=told)
 
 
 async def scroll_to_text(window: Window, text: str) -> ActionResult:

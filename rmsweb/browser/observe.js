@@ -49,9 +49,7 @@ const attributesOf = (el) => {
   if (box && box !== el) found.type = box.type;
   if (box) found.checked = String(box.checked);
   if (found["aria-disabled"] === "false") delete found["aria-disabled"];
-  if (el.required) found.required = "true";
-  if (el.multiple) found.multiple = "true";
-  if (el.readOnly) found.readonly = "true";
+  for (const flag of ["required", "multiple", "readOnly"]) if (el[flag]) found[flag.toLowerCase()] = "true";
   if (!found["aria-label"] && !found.title && !found.alt && !wordsOf(el) && pictured(el)) found.alt = pictured(el);
   if (off(el)) found.disabled = "true";
   return found;
