@@ -300,7 +300,9 @@ def test_sessions_of_one_browser_share_nothing(lab: Lab, tmp_path: Path) -> None
     assert len({seen.fingerprint for _, seen in found}) == 1
 
 
-def test_a_browser_that_is_missing_or_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_browser_that_is_missing_or_does_not_start_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A wrong path is named; something that is no browser is a BrowserDied."""
     monkeypatch.setenv("RMSWEB_CHROMIUM", str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError, match="RMSWEB_CHROMIUM"):
@@ -330,7 +332,7 @@ def test_urls_are_judged_by_scheme_and_host(url: str, allowed: bool) -> None:
     assert (Guard(["*.a.org"]).problem(url) is None) == allowed
 
 
-def test_completed_urls_and_masks() -> None:
+def test_urls_are_completed_and_secrets_masked() -> None:
     """A host without a scheme gets one, other texts stay; of two secrets the longer is masked first; without
     secrets nothing is filled.
     """

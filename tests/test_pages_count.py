@@ -1,4 +1,4 @@
-"""The count of scripts/pages_sample.py agrees with dom.js on a page of all kinds of controls, and would tell
+"""The count of scripts/pages_sample.py agrees with observe.js on a page of all kinds of controls, and would tell
 a missing index and a needless one.
 """
 

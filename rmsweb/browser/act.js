@@ -1,8 +1,8 @@
-// What actions need of the page: a node's click point, its value, its options, scrolling, finding a text, the page as
-// plain HTML.
+// What actions need of the page: a node's click point, its value, its options, scrolling, finding a text, the
+// page as plain HTML.
 //
-// A function takes the number of a node (see `idOf`) and answers with plain data; {error} says in words why it cannot
-// be done.
+// A function takes the number of a node (see `idOf`) and answers with plain data; {error} says in words why
+// it cannot be done.
 
 const words = (text) => { const s = squeeze(text); return s.length > 60 ? s.slice(0, 60) + "..." : s; };
 const describe = (el) => {
@@ -19,7 +19,7 @@ const GONE = { error: "is no longer on the page" };
 // A function of a number -> the same function of the node.
 const onNode = (use) => (id, ...rest) => { const el = find(id); return el ? use(el, ...rest) : GONE; };
 const typable = (el) => is(el, "input, textarea");
-const still = matchMedia("(scripting: none)").matches; // a sandboxed frame: no timer and no listener runs in it
+const still = matchMedia("(scripting: none)").matches; // a sandboxed frame: no timer or listener runs in it
 const frames = (n) => new Promise((resolve) => {
   const step = () => (n-- > 0 && !still ? requestAnimationFrame(step) : resolve());
   step();
@@ -30,7 +30,7 @@ const overflow = (el) => getComputedStyle(el).overflowY;
 const rolls = (el) => isElement(el) && /auto|scroll|overlay/.test(overflow(el)) && el.scrollHeight > el.clientHeight + 1;
 const bringIntoView = (el, block) => el.scrollIntoView({ block, inline: "nearest", behavior: "instant" });
 
-// ------------------------------------------------------------------------------------------------- clicking
+// -------------------------------------------------------------------------------------------------- clicking
 const visible = (el) => { // the part of the window in which the element's scroll containers show it
   let clip = view();
   for (let n = parentOf(el); n && n !== document.body; n = parentOf(n)) {
@@ -40,10 +40,10 @@ const visible = (el) => { // the part of the window in which the element's scrol
   return clip;
 };
 const suggests = (el) => el.getAttribute("role") === "combobox" || el.hasAttribute("aria-autocomplete");
-// The next press is meant for one node. If it would reach another, because the page moved at the last moment, the page
-// does not get it. If the page moves between press and release, the browser gives the click to what holds both nodes,
-// which nobody aimed at: the page does not get that click either. A click that goes to such a node while the element
-// still lies under the pointer is the page's own doing: it captured the pointer.
+// The next press is meant for one node. If it would reach another, because the page moved at the last moment,
+// the page does not get it. If the page moves between press and release, the browser gives the click to what
+// holds both nodes, which nobody aimed at: the page does not get that click either. A click that goes to such
+// a node while the element still lies under the pointer is the page's own doing: it captured the pointer.
 const AIM_MS = 5000;
 let aim = null; // stays null where no listener runs
 const aimAt = (el) => { aim = still ? null : { el, until: now() + AIM_MS }; };
@@ -75,8 +75,8 @@ const pressed = () => { // what became of the press
   if (missed) return { clicked: !!clicked, missed: `moved at the last moment: ${describe(hit)} is in its place` };
   return { clicked: !!clicked, missed: missed === undefined ? "was covered at the last moment" : "" };
 };
-// Scrolls the element into view if it is not there, waits until it has come to rest, and gives the point to click:
-// {x, y, what, tag, type, ...}.
+// Scrolls the element into view if it is not there, waits until it has come to rest, and gives the point to
+// click: {x, y, what, tag, type, ...}.
 const OTHER_WINDOW = "a[target]:not([target=_self]):not([target=_top]):not([target=_parent])";
 const prepare = async (id) => {
   const el = find(id);
@@ -112,7 +112,8 @@ const check = onNode(() => ({}));
 // Whether a click at a point would reach the element now.
 const reaches = onNode((el, x, y) => (lies(el, x, y) ? { yes: true } : { yes: false, hit: describe(hitAt(x, y)) }));
 
-// What the browser said against sending a form since the last `prepare`, in a bubble that is not part of the page.
+// What the browser said against sending a form since the last `prepare`, in a bubble that is not part of the
+// page.
 const refused = () => {
   const refusing = state.invalid.splice(0).slice(0, 5);
   return { words: refusing.map((el) => `${describe(el)}: ${el.validationMessage}`) };
@@ -136,7 +137,8 @@ const inEditor = (el) => el.isContentEditable && within(active(), el);
 const focus = (id, clear) => {
   let el = find(id);
   if (!el) return GONE;
-  // The click gave the focus to the field that belongs to the element, perhaps to one that only now appeared over it.
+  // The click gave the focus to the field that belongs to the element, perhaps to one that only now appeared
+  // over it.
   if (!takesText(el) || (takesText(active()) && !reachable(el, visible(el)))) el = active();
   if (!takesText(el)) return { error: "takes no text; if it listens to keys, click it and use send_keys" };
   if (active() !== el && !inEditor(el)) el.focus({ preventScroll: true });
@@ -245,8 +247,8 @@ const largest = (root) => {
   const panes = list(root.querySelectorAll("*")).filter((el) => rolls(el) && displayed(el));
   return panes.sort((a, b) => shownArea(b) - shownArea(a))[0];
 };
-// What scrolls when no element is named: a dialog in the middle of the window, the page, or the largest pane of a page
-// that does not scroll itself.
+// What scrolls when no element is named: a dialog in the middle of the window, the page, or the largest pane
+// of a page that does not scroll itself.
 const mainScroller = () => {
   let pane = null;
   for (let n = hitAt(window.innerWidth / 2, window.innerHeight / 2); n; n = parentOf(n)) {
@@ -259,7 +261,8 @@ const mainScroller = () => {
   if (!locked && page.scrollHeight > window.innerHeight + 1) return page;
   return largest(document) || page;
 };
-// Scrolls the page (id null) or the nearest scroll container of a node by a share of its height; `moved` in px.
+// Scrolls the page (id null) or the nearest scroll container of a node by a share of its height; `moved` in
+// px.
 const scroll = async (id, pages) => {
   let box = id === null ? null : find(id);
   if (!box && id !== null) return GONE;

@@ -1,8 +1,8 @@
 // The page's side of the browser layer, run in every document before its own scripts: what others build on.
 //
-// page.py joins dom.js, observe.js and act.js into one function that runs once in a document. This file remembers
-// what the page alone cannot tell afterwards (listeners, closed shadow roots, mutations, window.open), gives every
-// node that is reported a number that stays with that node, and holds the geometry.
+// page.py joins dom.js, observe.js and act.js into one function that runs once in a document. This file
+// remembers what the page alone cannot tell afterwards (listeners, closed shadow roots, mutations,
+// window.open), gives every node that is reported a number that stays with that node, and holds the geometry.
 
 const MARGIN = 1000; // CSS px around the viewport in which elements still get an index
 // Names as they are before the page's scripts, some of which give them other meanings.
@@ -18,7 +18,7 @@ const getter = (owner, name) => {
 const parentNode = getter(Node, "parentNode"), childNodes = getter(Node, "childNodes");
 const fields = getter(HTMLFormElement, "elements");
 
-// --------------------------------------------------------------------------------------------------- hooks
+// ----------------------------------------------------------------------------------------------------- hooks
 const CLICK_EVENTS = setOf("click mousedown mouseup pointerdown pointerup touchstart touchend dblclick");
 const listeners = new WeakMap(); // node -> Map(type -> Set of callbacks)
 const roots = new WeakMap(); // host -> closed shadow root
@@ -71,11 +71,15 @@ const nodeOf = (id) => {
   const node = nodes.get(id)?.deref();
   return node && !recycled(id, node) ? node : null;
 };
-// A list that keeps few rows and fills them anew while it scrolls puts another thing into the same node. What an
-// indexed node stood for is remembered; one that stands for something else after its list was scrolled is another
-// node: it loses its number.
+// A list that keeps few rows and fills them anew while it scrolls puts another thing into the same node. What
+// an indexed node stood for is remembered; one that stands for something else after its list was scrolled is
+// another node: it loses its number.
 const shownAs = new Map(); // number -> [meaning, how far all around it was scrolled]
-const scrolled = (node) => { let sum = 0; for (let n = node; n; n = parentOf(n)) sum += n.scrollTop || 0; return sum; };
+const scrolled = (node) => {
+  let sum = 0;
+  for (let n = node; n; n = parentOf(n)) sum += n.scrollTop || 0;
+  return sum;
+};
 const MEANT = wordsIn("href data-index data-id aria-posinset aria-rowindex");
 const meaning = (el, name = nameOf(el)) =>
   [editable(el) ? "" : name, ...MEANT.map((attribute) => el.getAttribute(attribute))].join("|");
@@ -85,8 +89,8 @@ const recycled = (id, el) => {
 };
 
 // -------------------------------------------------------------------------------------------------- the tree
-// A form's fields may have names that hide properties of the form which are used here: form.parentNode is then a
-// field.
+// A form's fields may have names that hide properties of the form which are used here: form.parentNode is
+// then a field.
 const USED = setOf(`
   localName getAttribute hasAttribute getBoundingClientRect getClientRects checkVisibility matches closest
   inert childNodes firstElementChild parentElement parentNode nodeType tabIndex textContent onclick
@@ -104,7 +108,10 @@ const childrenOf = (el) => {
   return shadow(el)?.childNodes ?? (slotted.length ? slotted : childNodes(el));
 };
 const holderOf = (node) => node.parentElement || node.getRootNode().host; // the element that a text is in
-const within = (outer, node) => { for (let n = node; n; n = parentOf(n)) if (n === outer) return true; return false; };
+const within = (outer, node) => {
+  for (let n = node; n; n = parentOf(n)) if (n === outer) return true;
+  return false;
+};
 const editable = (el) => el.isContentEditable && !el.parentElement?.isContentEditable;
 const disabled = (el) => is(el, ":disabled");
 const off = (el) => is(el, ":is(button, input, select, textarea):disabled");
@@ -141,8 +148,8 @@ const hitAt = (x, y) => {
 // A click on a label is one on its control.
 const leadsTo = (hit, el) => within(el, hit) || closest.call(hit, "label")?.control === el || control(el) === hit;
 const POINTS = [[50, 50], [25, 25], [75, 75], [25, 75], [75, 25], [50, 10], [10, 50], [90, 50], [50, 90]]; // percent
-// The first of nine points of the element at which a click would reach it: {x, y}, or {blocker: what covers it},
-// with null if nothing of it is in `clip`.
+// The first of nine points of the element at which a click would reach it: {x, y}, or {blocker: what covers
+// it}, with null if nothing of it is in `clip`.
 const pointOf = (el, clip) => {
   let rects = list(el.getClientRects(), edges);
   if (!rects.some(has)) rects = list(el.children, boxOf);
@@ -160,7 +167,7 @@ const pointOf = (el, clip) => {
 };
 const reachable = (el, clip) => "x" in pointOf(el, clip);
 
-// ------------------------------------------------------------------------------------------ what a node is called
+// ------------------------------------------------------------------------------------- what a node is called
 const squeeze = (text) => (text || "").replace(/\s+/g, " ").trim();
 const wordsOf = (el) => { // with what its slots show
   const slots = el.getRootNode().host ? list(el.querySelectorAll("slot")) : [];
@@ -175,7 +182,8 @@ const pictured = (el) => { // what a picture in an element without words is call
 const nameOf = (el) => {
   const get = (name) => el.getAttribute(name), by = (get("aria-labelledby") || "").split(/\s+/);
   const labelled = by.map((id) => id && el.getRootNode().getElementById?.(id)?.textContent).filter(Boolean).join(" ");
-  const own = () => (is(el, "input, select, textarea") ? list(el.labels || [], (label) => label.textContent).join(" ") : wordsOf(el));
+  const labels = () => list(el.labels || [], (label) => label.textContent).join(" ");
+  const own = () => (is(el, "input, select, textarea") ? labels() : wordsOf(el));
   const text = get("aria-label") || labelled || own() || get("alt") || pictured(el) || get("title")
     || get("placeholder") || "";
   return squeeze(text.slice(0, 1000)).slice(0, 200);

@@ -71,8 +71,8 @@ class AgentFiles:
         """Write or append to a md, txt, json or csv file."""
         if not _WRITABLE.fullmatch(name):
             raise FileProblem(
-                f"{name[:80]!r} cannot be written: a name has letters, digits, _ and - and ends in .md, .txt, "
-                ".json or .csv"
+                f"{name[:80]!r} cannot be written: a name has letters, digits, _ and - and ends in "
+                ".md, .txt, .json or .csv"
             )
         path = self._path(name)
         old = _text(path) if append and path.is_file() else ""
@@ -96,7 +96,7 @@ class AgentFiles:
         return text.count(old)
 
     def read(self, name: str) -> str:
-        """Return a file's text, of a PDF that of its first pages; at most MAX_READ_CHARS characters."""
+        """Return a file's text (of a PDF, its first pages); at most MAX_READ_CHARS characters."""
         path = self._existing(name)
         if path.suffix.lower() == ".pdf":
             try:

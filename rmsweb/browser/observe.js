@@ -1,12 +1,14 @@
-// What a document shows: the index rule, the one pass that turns it into the lines of the state, and the wait until
-// it is quiet.
+// What a document shows: the index rule, the one pass that turns it into the lines of the state, and the wait
+// until it is quiet.
 
-const SKIP = setOf("script style noscript template head meta link title desc datalist option optgroup source track param");
+const SKIP = setOf(`
+  script style noscript template head meta link title desc datalist option optgroup source track param`);
 const ROLES = setOf(`
   button link menuitem menuitemradio menuitemcheckbox option radio checkbox switch tab textbox combobox
   slider spinbutton searchbox treeitem`);
 const WHOLE = setOf("a button summary"); // what is inside belongs to them
-const STATIC_ROLES = setOf("region dialog alertdialog main group tabpanel presentation document article list table grid");
+const STATIC_ROLES = setOf(`
+  region dialog alertdialog main group tabpanel presentation document article list table grid`);
 const NAMES = wordsIn(`
   title type id name role placeholder data-date-format alt aria-label aria-expanded data-state
   aria-checked aria-selected aria-pressed aria-valuemin aria-valuemax aria-valuenow aria-valuetext
@@ -19,18 +21,18 @@ const unseen = (el) => { // also if it is only clipped away, as libraries do to 
     || pointerEvents === "none" || !el.checkVisibility({ opacityProperty: true, visibilityProperty: true });
 };
 // The index rule. An element gets an index if all of this holds (see `element` below):
-//  1. It is displayed and visible, not all but transparent, larger than 1 px, and its box meets the viewport or the
-//     1,000 px above and below it, in every box around it that clips (`shown`).
+//  1. It is displayed and visible, not all but transparent, larger than 1 px, and its box meets the viewport or
+//     the 1,000 px above and below it, in every box around it that clips (`shown`).
 //  2. A click on it means something (`nature`), or it is a frame of at least 100 x 100 px.
-//  3. It is usable: not a disabled control, not inert or aria-hidden, not outside an open modal dialog (`idle`).
+//  3. It is usable: no disabled control, not inert or aria-hidden, not outside an open modal dialog (`idle`).
 //  4. Inside the viewport a click at one of nine points reaches it, something in it, or its label (`pointOf`).
 //     Outside the viewport that is tested when it is used.
-// Then, once what it holds is known (`settle`): a mere handler around two or more indexed elements, or around one that
-// is all it shows, loses its index (the latter holds for a shadow host too), and a scroll container without an indexed
-// element gets one, so that it can be scrolled.
+// Then, once its content is known (`settle`): a mere handler around two or more indexed elements, or around one
+// that is all it shows, loses its index (the latter holds for a shadow host too), and a scroll container without
+// an indexed element gets one, so that it can be scrolled.
 //
-// Why a click on the element means something: "own" (by its nature), "listener" (only a handler, or only focusable),
-// or "".
+// Why a click on the element means something: "own" (by its nature), "listener" (only a handler, or only
+// focusable), or "".
 const nature = (el, style, ctx) => {
   const tag = el.localName, role = el.getAttribute("role");
   if (is(el, "html, body")) return editable(el) ? "own" : "";
@@ -45,7 +47,10 @@ const nature = (el, style, ctx) => {
 };
 const attributesOf = (el) => {
   const found = {}, inner = toggles(el) ? el : control(el), box = inner && toggles(inner) ? inner : null;
-  for (const name of NAMES) { const value = el.getAttribute(name); if (value) found[name] = value.slice(0, 300); }
+  for (const name of NAMES) {
+    const value = el.getAttribute(name);
+    if (value) found[name] = value.slice(0, 300);
+  }
   if (box && box !== el) found.type = box.type;
   if (box) found.checked = String(box.checked);
   if (found["aria-disabled"] === "false") delete found["aria-disabled"];
@@ -67,7 +72,8 @@ const clear = (color) => {
   const m = /rgba\(.*?([\d.]+)\)$/.exec(color);
   return color === "transparent" || (m !== null && parseFloat(m[1]) < 0.8);
 };
-// Whether `hit` paints over what lies below: it or an ancestor that does not hold `el` has an opaque background.
+// Whether `hit` paints over what lies below: it or an ancestor that does not hold `el` has an opaque
+// background.
 const opaque = (hit, el) => {
   for (let n = hit; n && isElement(n) && !within(n, el); n = parentOf(n)) {
     const style = getComputedStyle(n);
@@ -80,13 +86,13 @@ const opaque = (hit, el) => {
 
 // ---------------------------------------------------------------------------------------------- the one pass
 let previous = null; // numbers of what had an index in the pass before
-// `place` of a frame: {x, y, scale} in the top viewport, `clip`: its visible part, `covered`: nothing of it can be
-// clicked. null: this is the top document.
+// `place` of a frame: {x, y, scale} in the top viewport, `clip`: its visible part, `covered`: nothing of it
+// can be clicked. null: this is the top document.
 const observe = (place) => {
   const lines = [], seen = new Set(), range = document.createRange(), frame = view();
   const { x: dx, y: dy, scale, clip: part, covered } = place ?? { x: 0, y: 0, scale: 1, clip: frame, covered: false };
   const clip = meet(part, frame), reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
-  let sealed = false; // whether an element shows something that is not in the tree: a closed root of the HTML itself
+  let sealed = false; // an element shows something that is not in the tree: a closed root of the HTML itself
   const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
   const modal = list(document.querySelectorAll("dialog:modal")).pop() || null;
   const round = (n, digits) => Math.round(n * digits) / digits;
@@ -207,9 +213,9 @@ const observe = (place) => {
     if (line) settle(line, at, why === "listener" ? "all" : root && "one", pages && !next.inert);
   };
 
-  // After the children: a handler that only serves the controls inside is no target, nor is it or a shadow host if one
-  // control is all it shows; a scroller without one needs an index; what shows no words of its own says what it is
-  // called.
+  // After the children: a handler that only serves the controls inside is no target, nor is it or a shadow
+  // host if one control is all it shows; a scroller without one needs an index; what shows no words of its
+  // own says what it is called.
   const settle = (line, at, serves, scrolls) => {
     const below = lines.slice(at), [only, ...more] = below.filter((other) => other.indexed);
     const reads = (other) => other.tag === "#text", area = ({ box }) => box[2] * box[3];
@@ -239,7 +245,8 @@ const observe = (place) => {
     scroll: window.scrollY, height: window.innerHeight, full: pageScroller()?.scrollHeight ?? 0,
     pdf: document.contentType === "application/pdf" || !!document.querySelector("embed[type='application/pdf']") };
 };
-// The report as JSON text. A page may have taught arrays, objects and plain values its own JSON: that does not count.
+// The report as JSON text. A page may have taught arrays, objects and plain values its own JSON: that does
+// not count.
 const report = (place) => {
   const own = [Object, Array, String, Number, Boolean].map(({ prototype }) =>
     [prototype, Object.getOwnPropertyDescriptor(prototype, "toJSON")]).filter(([, found]) => found);
@@ -252,16 +259,16 @@ const report = (place) => {
 };
 
 // ------------------------------------------------------------------------------------------------- readiness
-// Whether something is on its way to its place: a transition or animation that ends within a second and changes more
-// than colours.
+// Whether something is on its way to its place: a transition or animation that ends within a second and
+// changes more than colours.
 const COLOURS = /color|shadow|outline|filter|fill|stroke/;
 const moving = () => document.getAnimations().some((animation) => {
   const rest = (animation.effect?.getComputedTiming().endTime ?? 0) - (animation.currentTime ?? 0);
   const soon = animation.playState === "running" && rest > 0 && rest < 1000;
   return soon && !COLOURS.test(animation.transitionProperty || "");
 });
-// Resolves when the document is parsed, nothing moves and nothing was added, removed or reworded for `ms` since `ago`
-// ms before the call, or after `max`; to how often it has called window.open.
+// Resolves when the document is parsed, nothing moves and nothing was added, removed or reworded for `ms`
+// since `ago` ms before the call, or after `max`; to how often it has called window.open.
 const quiet = (ms, max, ago) => new Promise((resolve) => {
   const start = now();
   const look = () => {
