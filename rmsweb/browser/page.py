@@ -82,7 +82,7 @@ class ScrollFacts(TypedDict):
 class Line(TypedDict):
     """One line of a document's report: an element or a text.
 
-    `indexed` asks for an index. The other fields are those of records.Element; texts have the first ones only.
+    `indexed` asks for an index. The other fields are those of records.Element; a text has the required ones.
     """
 
     id: int
