@@ -10,12 +10,12 @@ state may answer otherwise.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from rmsweb.browser.actions import canonical_action, parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
+from rmsweb.browser.protocol import SessionLike
 from rmsweb.prompt import (
     CountTokens,
     Prompt,
@@ -25,7 +25,6 @@ from rmsweb.prompt import (
     extraction_messages,
 )
 from rmsweb.records import (
-    Action,
     ActionResult,
     AgentOutput,
     Ended,
@@ -43,35 +42,10 @@ from rmsweb.records import (
 
 MAX_FAILURES = 3  # unusable answers in a row that end an episode
 MAX_REASON_CHARS = 300
-Extractor = Callable[[str, str, bool], Awaitable[str]]
 
 
 class PromptOverflow(Exception):
     """A page made the uncuttable part of a prompt too long (a dialog of many pages, say)."""
-
-
-class SessionLike(Protocol):
-    """What an episode and its environment need of a browser session (`browser.session.Session`).
-
-    `restarts` counts replaced pages; `engines` maps the names of search engines to URLs with {query}.
-    """
-
-    engines: Mapping[str, str]
-
-    @property
-    def restarts(self) -> int: ...
-
-    async def reset(self) -> None: ...
-
-    async def set_cookie(self, name: str, value: str, *urls: str) -> None: ...
-
-    async def goto(self, url: str) -> object: ...
-
-    async def observe(self) -> Observation: ...
-
-    async def act(
-        self, actions: Sequence[Action], observation: Observation, extractor: Extractor
-    ) -> tuple[ActionResult, ...]: ...
 
 
 # ------------------------------------------------------------------------------------------- stalled loops

@@ -23,7 +23,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from rmsweb.browser.actions import canonical_action, schema_text
+from rmsweb.browser.actions import SCHEMA, canonical_action
 from rmsweb.browser.state import ATTRIBUTES, StateLine, render_nodes
 from rmsweb.jsonl import RecordError, from_json, parse_json, to_json
 from rmsweb.records import Image, Message, Observation, PartTag, Step, Text
@@ -259,7 +259,7 @@ def _file_list(history: Sequence[Step]) -> str:
 
 def _system(config: PromptConfig) -> str:
     told = SYSTEM % ('"thinking":"...",' if config.thinking else "") if "system" in config.blocks else ""
-    return told + ("Actions:\n" + schema_text() if "schema" in config.blocks else "")
+    return told + ("Actions:\n" + SCHEMA if "schema" in config.blocks else "")
 
 
 def _opening(config: PromptConfig, task: str, history: Sequence[Step], date: str | None) -> str:

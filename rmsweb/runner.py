@@ -159,7 +159,7 @@ def browser_pool(
 
     async def open_session(browser: Browser, name: str) -> Session:
         unused = f"{name}.{time.time_ns():x}"  # an attempt that was killed may have left files under its name
-        return Session.closed(browser, folder, name=unused, image_format=config.image_format)
+        return Session(browser, folder, name=unused, image_format=config.image_format)
 
     return (lambda: Browser.launch(options)), open_session
 

@@ -3,7 +3,7 @@ packages of npm and PyPI.
 
 `python scripts/pages_sample.py --cache DIR` fetches the packages with npm and pip into DIR where they are not
 there yet, serves them on loopback and prints a JSON line a page: `expected` is a count of its own, made with
-other means than dom.js (the DOM's own selectors, Chromium's list of event listeners, hit tests); `recall` the
+other means than observe.js (the DOM's own selectors, Chromium's list of event listeners, hit tests); `recall` the
 share of it that has an index, itself or by the link, button or label it belongs to; `noise` the share of
 indexed elements that are no control, link or ARIA widget and that nothing says a click is for. `--verbose`
 names what is missing, what is noise, and what has an index besides what was expected: a clickable box around
@@ -107,7 +107,7 @@ def fetch(cache: Path) -> None:
 
 async def hear(session: Session) -> None:
     """Puts every element that Chromium knows a click listener of into window.__heard."""
-    cdp = await session.cdp()
+    cdp = await session.window.cdp()
     root = (await cdp.send("Runtime.evaluate", {"expression": "document.documentElement"}))["result"][
         "objectId"
     ]
@@ -140,7 +140,7 @@ async def sample(cache: Path, verbose: bool) -> None:
                     if node.index is not None and node.node_key.startswith("0:")
                 ]
                 await hear(session)
-                found = await session.page.evaluate(COUNT, own)
+                found = await session.window.page.evaluate(COUNT, own)
                 missing, noise, besides = found["missing"], found["noise"], found["besides"]
                 line |= {
                     "benchmark": "pages",

@@ -232,7 +232,7 @@ def test_a_pooled_session_opens_one_context(lab: Lab, tmp_path: Path) -> None:
         counts.append(len(lab.browser.process.contexts))
         for url in urls:
             await session.goto(url)
-            cookies.append(await session.page.evaluate("document.cookie"))
+            cookies.append(await session.window.page.evaluate("document.cookie"))
         await session.close()
         return [*counts, len(lab.browser.process.contexts)], cookies
 
@@ -249,7 +249,7 @@ def test_a_crashed_page_and_a_dead_browser_are_replaced(lab: Lab) -> None:
 
     async def crash() -> None:
         with contextlib.suppress(Error):
-            await lab.session.page.goto("chrome://crash", timeout=2000)
+            await lab.session.window.page.goto("chrome://crash", timeout=2000)
 
     async def kill() -> None:
         session = await lab.browser.process.new_browser_cdp_session()
@@ -289,7 +289,7 @@ def test_sessions_of_one_browser_share_nothing(lab: Lab, tmp_path: Path) -> None
         await session.goto("http://a.localhost/next.html")
         seen = await session.observe()
         await session.act([click(seen, "Back to the form")], seen, extractor)
-        cookie = await session.page.evaluate("document.cookie")
+        cookie = await session.window.page.evaluate("document.cookie")
         seen = await session.observe()
         await session.close()
         return str(cookie), seen
@@ -303,7 +303,9 @@ def test_sessions_of_one_browser_share_nothing(lab: Lab, tmp_path: Path) -> None
     assert len({seen.fingerprint for _, seen in found}) == 1
 
 
-def test_a_browser_that_is_missing_or_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_browser_that_is_missing_or_does_not_start_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A wrong path is named; something that is no browser is a BrowserDied."""
     monkeypatch.setenv("RMSWEB_CHROMIUM", str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError, match="RMSWEB_CHROMIUM"):
@@ -333,7 +335,7 @@ def test_urls_are_judged_by_scheme_and_host(url: str, allowed: bool) -> None:
     assert (Guard(["*.a.org"]).problem(url) is None) == allowed
 
 
-def test_completed_urls_and_masks() -> None:
+def test_urls_are_completed_and_secrets_masked() -> None:
     """A host without a scheme gets one, other texts stay; of two secrets the longer is masked first; without
     secrets nothing is filled.
     """

@@ -7,7 +7,7 @@ protocol.
 import datetime
 from typing import Protocol
 
-from rmsweb.agent import SessionLike
+from rmsweb.browser.protocol import SessionLike
 from rmsweb.records import Judgement, Task, Trajectory
 
 

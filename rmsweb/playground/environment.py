@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from rmsweb.agent import SessionLike
+from rmsweb.browser.protocol import SessionLike
 from rmsweb.evaluation.environments import Environment, LiveWeb
 from rmsweb.playground.server import COOKIE, Server
 from rmsweb.playground.sites import SITES
