@@ -39,7 +39,8 @@ def is_defined(name: str) -> bool:
     """Whether a dotted name below the package is a room, or something that the room's source defines."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
-        file = PACKAGE.joinpath(*parts[:count]).with_suffix(".py")
+        place = PACKAGE.joinpath(*parts[:count])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
         if file.is_file():
             scope: ast.Module | ast.ClassDef = ast.parse(file.read_text(encoding="utf-8"))
             for part in parts[count:]:
