@@ -1,10 +1,10 @@
 """One seed of the study: base, SFT, SFT + RL and three controls on the held-out tasks, every stage in a real
 browser where it needs one.
 
-    python scripts/study.py --seed 0     runs what is missing of runs/study/seed0, then writes its report.html
-    and docs/study/seed0.json python scripts/study.py --table      prints the tables of README.md from
-    docs/study/seed*.json python scripts/study.py --details    prints those of docs/study.md: failures by
-    mode, the course of RL, seconds by stage
+    python scripts/study.py --seed 0     runs what is missing of runs/study/seed0, then writes its
+                                         report.html and docs/study/seed0.json
+    python scripts/study.py --table      prints the tables of docs/study.md under "Results"
+    python scripts/study.py --details    prints those under "What happened"
 
 RL trains on the mined states and on the two steps of the success behind each of them (`mine.py --followers`).
 The controls start from the same SFT checkpoint: plain supervised training on the same targets for as many
@@ -451,7 +451,7 @@ def pooled(results: Sequence[Mapping[str, Any]], policy: str) -> dict[str, list[
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The tables of README.md: pass@1 of every policy and seed, then the paired differences."""
+    """The first tables of docs/study.md: pass@1 of every policy and seed, then the paired differences."""
     seeds = [f"seed {item['seed']}" for item in results]
     sides = [[item] for item in results] + [list(results)]
     yield from head(
@@ -548,7 +548,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="seed of collection, training and evaluation; the tasks are the same for all seeds",
     )
     what.add_argument(
-        "--table", action="store_true", help="print the tables of the committed seeds that README.md shows"
+        "--table",
+        action="store_true",
+        help="print the tables of the committed seeds that docs/study.md shows first",
     )
     what.add_argument(
         "--details",
