@@ -47,6 +47,7 @@ from rmsweb.salvage.states import choose_dev, make_state
 from rmsweb.salvage.step import StepConfig, greedy_rewards, rl_step
 from rmsweb.salvage.work import plan_work
 
+SHOWN = ("reward_mean", "accepted", "retained", "gap", "kl")  # metrics in the progress bar
 EVALUATE = Path(__file__).with_name("evaluate.py")
 
 
@@ -181,7 +182,7 @@ def train(config: Config, here: Ranks) -> None:
         data=[(item.sample.sample_id, item.prompt_length, len(item.target_ids)) for item in states],
         may_differ=("max_steps",),
     )
-    done, bar = trainer.progress, progress(total=config.max_steps, label="rl", initial=trainer.progress.step)
+    done = trainer.progress
 
     def step() -> dict[str, Any]:
         values, done.consumed = rl_step(
@@ -210,13 +211,12 @@ def train(config: Config, here: Ranks) -> None:
         chooser = "dev_success" if config.dev_episodes else "dev_reward"
         return Measured(chooser, measured) if measured else None
 
-    def report(values: dict[str, Any]) -> None:
-        bar.set_postfix({name: values[name] for name in ("reward_mean", "accepted", "retained", "gap", "kl")})
-        bar.update()
-
     facts: dict[str, Any] = {"states": len(states), "left_out": left_out}
     with trainer.folder:
-        trainer.run(step, evaluate, report, facts)
+        steps = trainer.run(step, evaluate, facts)
+        bar = progress(steps, total=config.max_steps, label="rl", initial=done.step)
+        for values in bar:
+            bar.set_postfix({name: values[name] for name in SHOWN})
         facts |= {"steps": done.step, "updates": trainer.optimizer.num_steps, "prompts": done.consumed}
         if done.best is not None:
             facts |= {name: len(kind) for name, kind in dev.items()}

@@ -12,7 +12,7 @@ import math
 import operator
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 from rmsweb.config import main_guard, opt, parse_config, part, progress
 from rmsweb.engine.distributed import Ranks, ranks
 from rmsweb.engine.lora import LoraConfig
-from rmsweb.engine.packing import Bundle, Lengths
+from rmsweb.engine.packing import Bundle, Packable
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.training import (
     Measured,
@@ -95,12 +95,10 @@ class Config(TrainerConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A sample with its run folder and its lengths in tokens, (P, (R,))."""
+class Item(Packable):
+    """A sample that can be packed."""
 
-    sample: StepSample
-    root: Path
-    lengths: Lengths
+    sample_id: str
 
     @property
     def num_targets(self) -> int:
@@ -111,27 +109,21 @@ class Item:
 def make_item(sample: StepSample, root: Path, policy: PolicyModel, cutoff: int) -> Item | str:
     """Return the item of a sample, or the reason to drop it."""
     prompt, answer = policy.prompt_length(sample.messages), policy.count_tokens(sample.target_text) + 1
-    return "longer" if prompt + answer > cutoff else Item(sample, root, (prompt, (answer,)))
 
+    def encode() -> Bundle:
+        response = policy.encode_response(sample.target_text)
+        return Bundle(policy.encode_prompt(sample.messages, root), (response,))
 
-def encoder(policy: PolicyModel, items: Sequence[Item]) -> Callable[[int], Bundle]:
-    """Return the function that turns an item's number into its tokens."""
-
-    def encode(number: int) -> Bundle:
-        sample, root = items[number].sample, items[number].root
-        answer = policy.encode_response(sample.target_text)
-        return Bundle(policy.encode_prompt(sample.messages, root), (answer,))
-
-    return encode
+    if prompt + answer > cutoff:
+        return "longer"
+    return Item((prompt, (answer,)), encode, sample.sample_id)
 
 
 def dev_loss(policy: PolicyModel, here: Ranks, items: Sequence[Item], token_budget: int) -> float:
     """Return the mean negative log-probability of the answers' tokens, without dropout."""
     total = 0.0
     for start in range(0, len(items), DEV_CHUNK):
-        chunk = items[start : start + DEV_CHUNK]
-        lengths = [item.lengths for item in chunk]
-        found = answer_logprobs(policy, here, lengths, encoder(policy, chunk), token_budget)
+        found = answer_logprobs(policy, here, items[start : start + DEV_CHUNK], token_budget)
         total -= sum(float(values.double().sum()) for values in found.values())
     return total / sum(item.num_targets for item in items)
 
@@ -141,14 +133,13 @@ def train_step(
 ) -> dict[str, float]:
     """Make one optimizer step: the loss is the mean over all answer tokens of the batch, over all ranks."""
     num_targets, total = sum(item.num_targets for item in batch), 0.0
-    lengths = [item.lengths for item in batch]
-    for row in rank_packs(policy, here, lengths, encoder(policy, batch), config.token_budget):
+    for row in rank_packs(policy, here, batch, config.token_budget):
         torch.manual_seed(derive_seed(config.seed, "dropout", optimizer.num_steps, row.number))
         loss = -policy.response_logprobs(row.pack).sum() / num_targets * bool(row.answers)
         loss.backward()
         total += float(loss.detach())
     norm, rate = optimizer.step()
-    return here.sum({"loss": total}) | {"grad_norm": norm, "lr": rate}
+    return {"loss": sum(here.gather(total)), "grad_norm": norm, "lr": rate}
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
@@ -179,9 +170,9 @@ def train(config: Config, here: Ranks) -> None:
         evaluate_every=epoch_steps,
         save_every=config.save_every or epoch_steps,
         better=operator.lt,
-        data=[(item.sample.sample_id, item.lengths) for item in items],
+        data=[(item.sample_id, item.lengths) for item in items],
     )
-    done, bar = trainer.progress, progress(total=num_steps, label="sft", initial=trainer.progress.step)
+    done = trainer.progress
 
     def step() -> dict[str, Any]:
         epoch, number = divmod(done.step, epoch_steps)
@@ -199,13 +190,12 @@ def train(config: Config, here: Ranks) -> None:
         loss = dev_loss(policy, here, dev, config.token_budget)
         return Measured("dev_loss", {"epoch": done.step / epoch_steps, "dev_loss": loss})
 
-    def report(values: dict[str, Any]) -> None:
-        bar.set_postfix({name: values[name] for name in ("loss", "tokens_per_s")})
-        bar.update()
-
     facts = {"samples": len(items), "dropped": dropped.total(), "steps": num_steps}
     with trainer.folder:
-        trainer.run(step, evaluate, report, facts)
+        steps = trainer.run(step, evaluate, facts)
+        bar = progress(steps, total=num_steps, label="sft", initial=done.step)
+        for values in bar:
+            bar.set_postfix({name: values[name] for name in ("loss", "tokens_per_s")})
         facts["tokens"] = done.consumed
         if dev:
             facts |= {"dev_samples": len(dev), "dev_dropped": dev_dropped.total(), "best_dev_loss": done.best}

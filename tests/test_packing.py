@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rmsweb.engine.packing import (
     Bundle,
     EncodedPrompt,
+    Packable,
     bundles_in,
     cost,
     deal_packs,
@@ -68,10 +69,8 @@ def test_a_pack_lays_groups_in_a_row():
 def test_a_bundle_split_over_bins_repeats_its_prompt():
     """Every bin holds the prompt with its own part of the answers."""
     groups = [text_bundle(10, (5, 5, 5))]
-    parts = [
-        bundles_in(content, groups.__getitem__)[0]
-        for content in plan_packs([group.lengths for group in groups], 20)
-    ]
+    items = [Packable(group.lengths, lambda group=group: group) for group in groups]
+    parts = [bundles_in(content, items)[0] for content in plan_packs([group.lengths for group in groups], 20)]
     assert [part.lengths for part in parts] == [(10, (5, 5)), (10, (5,))]
 
 

@@ -195,10 +195,9 @@ def test_the_sft_data_is_hard(world, tmp_path):
     for step in range(3):
         order = train_sft.epoch_order(config.seed, 0, len(items))[step * 4 : step * 4 + 4]
         batch = [items[i] for i in order]
-        lengths, encode = [item.lengths for item in batch], train_sft.encoder(policy, batch)
         for count in (2, 4):
             ranks = [Ranks(rank, count, torch.device("cpu")) for rank in range(count)]
-            packs = [list(rank_packs(policy, rank, lengths, encode, 150)) for rank in ranks]
+            packs = [list(rank_packs(policy, rank, batch, 150)) for rank in ranks]
             seen.add((count, *(any(item.pack.pixel_values is not None for item in own) for own in packs)))
             dummies += sum(not item.answers for own in packs for item in own)
     assert {(2, True, False), (2, False, True)} & seen

@@ -172,10 +172,7 @@ def test_first_loss_is_the_base_models(world, tmp_path):
     items = sft_items(config, policy)
     alone = Ranks(0, 1, torch.device("cpu"))
     batch = [items[i] for i in train_sft.epoch_order(config.seed, 0, len(items))[:4]]
-    values = [
-        train_sft.answer_logprobs(policy, alone, [item.lengths], train_sft.encoder(policy, [item]), 1)[0, 0]
-        for item in batch
-    ]
+    values = [train_sft.answer_logprobs(policy, alone, [item], 1)[0, 0] for item in batch]
     assert losses(tmp_path / "a") == pytest.approx([-float(torch.cat(values).mean())], rel=1e-4)
 
 

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 from rmsweb.engine.checkpoints import load_training_state, save_checkpoint, save_training_state
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
-from rmsweb.engine.packing import Bundle
+from rmsweb.engine.packing import Bundle, Packable
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.engine.training import (
@@ -46,6 +46,10 @@ def groups_of(policy, answers=("yes", "no, not at all", "")):
     ]
 
 
+def packables(groups):
+    return [Packable(group.lengths, lambda group=group: group) for group in groups]
+
+
 @given(st.integers(1, 60), st.floats(0, 0.9))
 def test_cosine_rises_then_falls_within_its_bounds(total, ratio):
     """Rates are positive, at most the peak, rising in the warm-up and falling after it."""
@@ -58,7 +62,7 @@ def test_cosine_rises_then_falls_within_its_bounds(total, ratio):
 
 
 def gradients(policy, ranks, groups, budget):
-    for item in rank_packs(policy, ranks, [g.lengths for g in groups], groups.__getitem__, budget):
+    for item in rank_packs(policy, ranks, packables(groups), budget):
         logprobs = policy.response_logprobs(item.pack)
         weights = torch.cat(
             [
@@ -93,10 +97,7 @@ def test_scores_are_named_by_group_and_answer():
     """Every answer's log-probabilities come under its own name, whatever the budget."""
     policy = tiny_policy()
     groups = groups_of(policy)
-    lengths = [group.lengths for group in groups]
-    wide, narrow = (
-        answer_logprobs(policy, ALONE, lengths, groups.__getitem__, budget) for budget in (10_000, 1)
-    )
+    wide, narrow = (answer_logprobs(policy, ALONE, packables(groups), budget) for budget in (10_000, 1))
     assert wide.keys() == narrow.keys() == {(g, a) for g in range(3) for a in range(g + 1)}
     for key, value in wide.items():
         assert len(value) == len(groups[key[0]].responses[key[1]])
@@ -153,7 +154,7 @@ def start(seed=0):
 def take_steps(policy, optimizer, count):
     groups = groups_of(policy)
     for _ in range(count):
-        for item in rank_packs(policy, ALONE, [g.lengths for g in groups], groups.__getitem__, 1000):
+        for item in rank_packs(policy, ALONE, packables(groups), 1000):
             (-policy.response_logprobs(item.pack).sum()).backward()
         optimizer.step()
 
@@ -250,8 +251,7 @@ def test_checkpoint_is_merged_and_replaces_the_old_one(tmp_path):
     take_steps(policy, optimizer, 2)
     save_checkpoint(policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter")
     loaded, groups = PolicyModel.load(tmp_path / "best"), groups_of(policy)
-    lengths = [group.lengths for group in groups]
-    ours, theirs = (answer_logprobs(p, ALONE, lengths, groups.__getitem__, 1000) for p in (policy, loaded))
+    ours, theirs = (answer_logprobs(p, ALONE, packables(groups), 1000) for p in (policy, loaded))
     for key, value in ours.items():
         torch.testing.assert_close(value, theirs[key], rtol=1e-4, atol=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "best"]

@@ -58,6 +58,14 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
+class Packable:
+    """A bundle that can be planned with: its lengths are known, and the rank that needs it encodes it."""
+
+    lengths: Lengths
+    encode: Callable[[], Bundle]
+
+
+@dataclass(frozen=True, slots=True)
 class Pack:
     """One row of bundles, on a device.
 
@@ -171,12 +179,9 @@ def lengths_in(content: Bin, lengths: Sequence[Lengths]) -> list[Lengths]:
     ]
 
 
-def bundles_in(content: Bin, encode: Callable[[int], Bundle]) -> list[Bundle]:
-    """Return the bundles of a bin, each with the answers that the bin holds of it.
-
-    `encode` gives a whole bundle by its number.
-    """
-    wholes = [encode(number) for number, _ in content]
+def bundles_in(content: Bin, items: Sequence[Packable]) -> list[Bundle]:
+    """Return the bundles of a bin, each with the answers that the bin holds of it."""
+    wholes = [items[number].encode() for number, _ in content]
     return [
         Bundle(whole.prompt, tuple(whole.responses[answer] for answer in answers))
         for whole, (_, answers) in zip(wholes, content, strict=True)

@@ -36,9 +36,8 @@ from rmsweb.engine.checkpoints import (
 from rmsweb.engine.distributed import EngineConfig, Ranks, shard_policy
 from rmsweb.engine.lora import LoraConfig, add_lora
 from rmsweb.engine.packing import (
-    Bundle,
-    Lengths,
     Pack,
+    Packable,
     bundles_in,
     cost,
     deal_packs,
@@ -174,7 +173,7 @@ def prepare_policy(
 class RankPack:
     """A pack of this rank.
 
-    `number` counts the step's packs over all ranks, -1 for a dummy; `answers` are (bundle, answer) in the
+    `number` counts the step's packs over all ranks, -1 for a dummy; `answers` are (item, answer) in the
     pack's order.
     """
 
@@ -184,45 +183,38 @@ class RankPack:
 
 
 def rank_packs(
-    policy: PolicyModel,
-    ranks: Ranks,
-    lengths: Sequence[Lengths],
-    encode: Callable[[int], Bundle],
-    token_budget: int,
+    policy: PolicyModel, ranks: Ranks, items: Sequence[Packable], token_budget: int
 ) -> Iterator[RankPack]:
-    """Yield this rank's packs of a step's bundles.
+    """Yield this rank's packs of a step.
 
     There are equally many on every rank, filled up with dummies that hold no answers. The plan is a function
-    of `lengths` alone, so all ranks agree on it and only the rank that needs a bundle encodes it.
+    of the lengths alone, so all ranks agree on it and only the rank that needs an item encodes it.
     """
+    lengths = [item.lengths for item in items]
     bins = plan_packs(lengths, token_budget)
     costs = [cost(lengths_in(content, lengths)) for content in bins]
     for number in deal_packs(costs, ranks.world_size)[ranks.rank]:
         if number is None:
             yield RankPack(-1, dummy_pack(policy.device), ())
             continue
-        content = bins[number]
-        pack = make_pack(bundles_in(content, encode), policy.device)
-        yield RankPack(number, pack, tuple((index, answer) for index, held in content for answer in held))
+        pack = make_pack(bundles_in(bins[number], items), policy.device)
+        answers = tuple((index, answer) for index, held in bins[number] for answer in held)
+        yield RankPack(number, pack, answers)
 
 
 def answer_logprobs(
-    policy: PolicyModel,
-    ranks: Ranks,
-    lengths: Sequence[Lengths],
-    encode: Callable[[int], Bundle],
-    token_budget: int,
+    policy: PolicyModel, ranks: Ranks, items: Sequence[Packable], token_budget: int
 ) -> dict[tuple[int, int], Tensor]:
-    """Return the log-probabilities of every answer by (bundle, answer), [R] float32 on the CPU.
+    """Return the log-probabilities of every answer by (item, answer), [R] float32 on the CPU.
 
     Without gradient and dropout. The ranks share the work and all get the same result.
     """
     own: dict[tuple[int, int], Tensor] = {}
     with policy.evaluating():
-        for item in rank_packs(policy, ranks, lengths, encode, token_budget):
-            logprobs = policy.response_logprobs(item.pack).cpu()
-            if item.answers:
-                own |= dict(zip(item.answers, logprobs.split(item.pack.response_lengths), strict=True))
+        for row in rank_packs(policy, ranks, items, token_budget):
+            logprobs = policy.response_logprobs(row.pack).cpu()
+            if row.answers:
+                own |= zip(row.answers, logprobs.split(row.pack.response_lengths), strict=True)
     return {key: value for found in ranks.gather(own) for key, value in found.items()}
 
 
@@ -396,14 +388,12 @@ class Trainer:
         self,
         step: Callable[[], dict[str, Any] | None],
         evaluate: Callable[[], Measured | None],
-        report: Callable[[dict[str, Any]], object],
         facts: dict[str, Any],
-    ) -> None:
-        """Train to the end.
+    ) -> Iterator[dict[str, Any]]:
+        """Train to the end; yields the metrics of every step.
 
         Args: step: makes one training step and returns its metrics, None to end the run early. evaluate:
-        measures the weights, or returns None. report: gets the metrics of every step. facts: the first line
-        of metrics.
+        measures the weights, or returns None. facts: the first line of metrics.
         """
         if self.progress.step == 0:
             trained = sum(parameter.numel() for parameter in self.optimizer.parameters)
@@ -415,15 +405,15 @@ class Trainer:
             self.policy.model.train()
             values = step()
             if values is None:
-                break
+                return
             self.progress.step += 1
             seconds, memory = time.perf_counter() - begun, peak_memory_gb(self.ranks.device)
             self.log({**values, "step_s": seconds, "memory_gb": memory})
-            report(values)
             if self._due(self.evaluate_every):
                 self._choose(evaluate())
             if self._due(self.save_every):
                 self._save_state()
+            yield values
 
     def _due(self, every: int) -> bool:
         return self.progress.step % every == 0 or self.progress.step == self.num_steps

@@ -274,10 +274,6 @@ def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int
         name = STAGES[stage].__name__
         return {"seconds": round(elapsed), "stage": name, "loss": loss.item(), "accuracy": running}
 
-    def report(values: dict[str, object]) -> None:
-        if trainer.progress.step % 100 == 0:
-            print(json.dumps({"step": trainer.progress.step, **values}), flush=True)
-
     trainer = Trainer(
         TrainerConfig(model="", out=encoder.folder / "run"),
         policy,
@@ -290,7 +286,9 @@ def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int
         betas=(0.9, 0.98),
     )
     with trainer.folder:
-        trainer.run(step, lambda: None, report, {"seed": seed})
+        for values in trainer.run(step, lambda: None, {"seed": seed}):
+            if trainer.progress.step % 100 == 0:
+                print(json.dumps({"step": trainer.progress.step, **values}), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

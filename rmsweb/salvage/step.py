@@ -29,7 +29,7 @@ from rmsweb.config import Config, opt, part
 from rmsweb.engine import training
 from rmsweb.engine.distributed import Ranks, unsharded
 from rmsweb.engine.lora import disabled
-from rmsweb.engine.packing import Bundle
+from rmsweb.engine.packing import Bundle, Packable
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Decoding, Rollout, sample
 from rmsweb.records import derive_seed
@@ -319,14 +319,14 @@ def log_probs(
 
     All ranks share the work and get the same result. Packing changes nothing but speed.
     """
-    lengths = [(state.prompt_length, tuple(map(len, ids))) for state, ids in answers]
-
-    def encode(number: int) -> Bundle:
-        state, ids = answers[number]
-        return Bundle(prompts(state), tuple(ids))
-
-    found = training.answer_logprobs(policy, ranks, lengths, encode, config.token_budget)
+    items = [packable(state, ids, prompts) for state, ids in answers]
+    found = training.answer_logprobs(policy, ranks, items, config.token_budget)
     return [[found[number, answer] for answer in range(len(ids))] for number, (_, ids) in enumerate(answers)]
+
+
+def packable(state: State, ids: Sequence[Tensor], prompts: Prompts) -> Packable:
+    """Return a state with some answers, whose prompt only the rank that packs it encodes."""
+    return Packable((state.prompt_length, tuple(map(len, ids))), lambda: Bundle(prompts(state), tuple(ids)))
 
 
 # ----------------------------------------------------------------------------------------------- 4. update
@@ -373,7 +373,7 @@ def update(
 
     Returns: the sums of `joint_loss` over all ranks, and the gradient norm before clipping.
     """
-    lengths = [(group.state.prompt_length, tuple(map(len, group.ids))) for group in batch]
+    items = [packable(group.state, group.ids, prompts) for group in batch]
     num_tokens = None
     if config.objective.aggregation == "token-mean":
         # All rollout tokens of the mini-batch, over all ranks; the target is no part of DAPO's mean.
@@ -381,11 +381,8 @@ def update(
             len(answer.mask) for group in batch for answer in group.answers if not answer.is_target
         )
 
-    def encode(number: int) -> Bundle:
-        return Bundle(prompts(batch[number].state), batch[number].ids)
-
     sums: Counter[str] = Counter()  # of this rank
-    for item in training.rank_packs(policy, ranks, lengths, encode, config.token_budget):
+    for item in training.rank_packs(policy, ranks, items, config.token_budget):
         answers = [batch[number].answers[answer] for number, answer in item.answers]
         new = policy.response_logprobs(item.pack)  # [T], with gradient
         if not answers:  # a dummy: it only keeps the ranks' collectives in step
