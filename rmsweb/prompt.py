@@ -11,7 +11,6 @@ is declared to be untrusted data.
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 from bisect import bisect_right
@@ -26,7 +25,7 @@ from tokenizers import Tokenizer
 from rmsweb.browser.actions import SCHEMA, canonical_action
 from rmsweb.browser.state import ATTRIBUTES, StateLine, render_nodes
 from rmsweb.jsonl import RecordError, from_json, parse_json, to_json
-from rmsweb.records import Image, Message, Observation, PartTag, Step, Text
+from rmsweb.records import Image, Message, Observation, PartTag, Step, Text, sha256_text
 
 CountTokens = Callable[[str], int]
 
@@ -87,7 +86,7 @@ class PromptConfig:
     @property
     def hash(self) -> str:
         """First 16 hex digits of the sha256 of the fields."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()[:16]
+        return sha256_text(json.dumps(to_json(self), sort_keys=True))[:16]
 
 
 def load_prompt_config(path: Path | None) -> PromptConfig:

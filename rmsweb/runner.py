@@ -188,7 +188,11 @@ class EpisodeConfig(Config):
 
     tasks: Path = opt(help="task file: records.Task as JSONL (python -m rmsweb.playground tasks writes some)")
     out: Path = opt(help="run folder to write")
-    split: Split = opt("train", "split of the tasks to run; dev runs choose checkpoints, never train")
+    split: Split = opt(
+        "train",
+        "split of the tasks to run; train runs feed SFT and the miner, dev runs choose checkpoints and are "
+        "never trained on",
+    )
     limit: int | None = opt(None, "run at most so many tasks")
     max_steps: int = opt(50, "agent turns of an episode at most", paper="not stated", at_least=1)
     concurrency: int = opt(16, "episodes at a time in this process", paper="16 in evaluation", at_least=1)
