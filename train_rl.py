@@ -56,9 +56,8 @@ from rmsweb.records import MinedState, Split
 from rmsweb.runs import RunWriter, write_json
 from rmsweb.salvage.gating import MIN_STD
 from rmsweb.salvage.objective import CLIP_HIGH, CLIP_LOW, KL_WEIGHT, SALVAGE_WEIGHT, ObjectiveConfig
-from rmsweb.salvage.step import State, StepConfig, greedy_rewards, make_state, rl_step
-
-DAPO_CLIP_HIGH = 0.28  # DAPO's own Clip-Higher
+from rmsweb.salvage.states import State, make_state
+from rmsweb.salvage.step import DAPO_CLIP_HIGH, StepConfig, greedy_rewards, rl_step
 
 EVALUATE = Path(__file__).with_name("evaluate.py")
 
@@ -161,13 +160,6 @@ class Config(BaseConfig):
 
     def step_config(self) -> StepConfig:
         """The part of the configuration that is the algorithm."""
-        high = (
-            self.clip_high
-            if self.clip_high is not None
-            else DAPO_CLIP_HIGH
-            if self.algorithm == "dapo"
-            else CLIP_HIGH
-        )
         return StepConfig(
             train_batch=self.train_batch,
             mini_batch=self.mini_batch,
@@ -179,7 +171,7 @@ class Config(BaseConfig):
             min_std=self.min_std,
             objective=ObjectiveConfig(
                 clip_low=self.clip_low,
-                clip_high=high,
+                clip_high=self.clip_high,
                 dual_clip=self.dual_clip,
                 salvage_weight=self.salvage_weight,
                 kl_weight=self.kl_weight,

@@ -28,7 +28,8 @@ from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.training import rank_packs
 from rmsweb.records import Image
-from rmsweb.salvage.step import Prompts, generate
+from rmsweb.salvage.states import Prompts
+from rmsweb.salvage.step import generate
 
 ROOT = Path(train_sft.__file__).parent
 pytestmark = pytest.mark.slow

@@ -168,7 +168,7 @@ def test_every_group_ends_in_one_place(
     """Accepted, dropped and rejected (retained or unused) groups are all generated groups; the first to
     arrive are kept.
     """
-    found = g.select(accepted, train_batch=train_batch, mini_batch=mini_batch, salvage=salvage)
+    found = g.select_groups(accepted, train_batch=train_batch, mini_batch=mini_batch, salvage=salvage)
     everything = found.accepted + found.dropped + found.retained + found.unused
     assert sorted(everything) == list(range(len(accepted)))
     assert found.accepted + found.dropped == tuple(place for place, k in enumerate(accepted) if k)
@@ -201,8 +201,8 @@ def test_dealing_is_even(accepted: list[bool], train_batch: int, mini_batch: int
     """Mini-batches hold every selected group once, at most M each, as few as possible; sizes and the number
     of each kind differ by at most 1.
     """
-    found = g.select(accepted, train_batch=train_batch, mini_batch=mini_batch)
-    dealt = g.deal(found, mini_batch=mini_batch)
+    found = g.select_groups(accepted, train_batch=train_batch, mini_batch=mini_batch)
+    dealt = g.deal_mini_batches(found, mini_batch=mini_batch)
     chosen = found.accepted + found.retained
     assert sorted(place for batch in dealt for place in batch) == sorted(chosen)
     assert len(dealt) == math.ceil(len(chosen) / mini_batch)
@@ -215,16 +215,16 @@ def test_dealing_is_even(accepted: list[bool], train_batch: int, mini_batch: int
 @pytest.mark.parametrize("s", [0, 16, 32, 48, 64])
 def test_steps_at_the_papers_sizes(s: int) -> None:
     """With 64 accepted groups and S retained ones there are 4 + S / 16 full mini-batches of 16."""
-    found = g.select([True] * 64 + [False] * (s + 15), train_batch=64, mini_batch=16)
-    assert [len(batch) for batch in g.deal(found, mini_batch=16)] == [16] * (4 + s // 16)
+    found = g.select_groups([True] * 64 + [False] * (s + 15), train_batch=64, mini_batch=16)
+    assert [len(batch) for batch in g.deal_mini_batches(found, mini_batch=16)] == [16] * (4 + s // 16)
 
 
 def test_short_steps() -> None:
     """At the cap: accepted alone, salvage alone, or nothing at all (no mini-batch: the step is skipped)."""
 
     def sizes(accepted: int, rejected: int) -> list[int]:
-        found = g.select([True] * accepted + [False] * rejected, train_batch=8, mini_batch=4)
-        return [len(batch) for batch in g.deal(found, mini_batch=4)]
+        found = g.select_groups([True] * accepted + [False] * rejected, train_batch=8, mini_batch=4)
+        return [len(batch) for batch in g.deal_mini_batches(found, mini_batch=4)]
 
     assert sizes(5, 3) == [3, 2]
     assert sizes(0, 9) == [4, 4]
@@ -232,34 +232,3 @@ def test_short_steps() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- statistics
-
-
-@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), level_rewards), max_size=20))
-def test_cells_and_shares_are_counted_by_hand(listed: list[tuple[str, list[float]]]) -> None:
-    """The four cells partition each category's groups; the shares are counts over all generated groups."""
-    groups = [(category, g.gate(values)) for category, values in listed]
-    counts = g.cell_counts(groups)
-    for category, row in counts.items():
-        assert list(row) == list(g.CELLS)
-        assert sum(row.values()) == sum(name == category for name, _ in listed)
-    no_contrast = [g.sample_std(values) < 0.10 for _, values in listed]
-    incompetent = [max(values) < 0.55 for _, values in listed]
-    shares, number = g.rejection_shares(counts), max(len(listed), 1)
-    assert shares["std_rejected_frac"] == sum(no_contrast) / number
-    assert shares["competence_rejected_frac"] == sum(incompetent) / number
-    assert (
-        shares["competence_rejected_after_std_frac"]
-        == sum(b and not a for a, b in zip(no_contrast, incompetent, strict=True)) / number
-    )
-    rejected = sum(not found.accepted for _, found in groups)
-    assert (
-        shares["std_rejected_frac"] + shares["competence_rejected_after_std_frac"]
-    ) * number == pytest.approx(rejected)
-
-
-def test_reward_statistics() -> None:
-    """Best-of-n, mean and std are means over groups, and 0 without any."""
-    found = g.reward_statistics([g.gate([1.0, 0.3]), g.gate([0.0, 0.0])])
-    assert found == pytest.approx({"best_of_n": 0.5, "reward_mean": 0.325, "reward_std": 0.2474873734})
-    assert set(g.reward_statistics([]).values()) == {0.0}
-    assert set(g.rejection_shares({}).values()) == {0.0}

@@ -277,14 +277,14 @@ def test_full_corpus_and_dapo_are_flags(world, tmp_path):
     assert (
         parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo"))
         .step_config()
-        .objective.clip_high
+        .loss.upper_clip
         == 0.28
     )
-    assert parse(train_rl.Config, flags(world, tmp_path)).step_config().objective.clip_high == 0.32
+    assert parse(train_rl.Config, flags(world, tmp_path)).step_config().loss.upper_clip == 0.32
     assert (
         parse(train_rl.Config, flags(world, tmp_path, "--clip-high", "0.4", "--algorithm", "dapo"))
         .step_config()
-        .objective.clip_high
+        .loss.upper_clip
         == 0.4
     )
 
@@ -300,8 +300,8 @@ def test_defaults_are_the_papers():
     )
     assert (config.lr, config.lora_rank, config.lora_alpha, config.lora_scope) == (8e-6, 64, 128.0, "attn")
     assert (config.response_budget, config.token_budget, config.min_std) == (2048, 20_480, 0.10)
-    objective = config.step_config().objective
-    assert (objective.clip_low, objective.clip_high, objective.salvage_weight, objective.kl_weight) == (
+    objective = config.step_config().loss
+    assert (objective.clip_low, objective.upper_clip, objective.salvage_weight, objective.kl_weight) == (
         0.2,
         0.32,
         0.10,

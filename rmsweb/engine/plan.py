@@ -27,8 +27,8 @@ from rmsweb.engine.lora import Scope, add_lora, lora_layers
 from rmsweb.engine.packing import Lengths, cost, deal, plan_packs
 from rmsweb.engine.policy import LOGIT_CHUNK
 from rmsweb.engine.sampler import CACHE_BYTES, PREFILL_TOKENS, cache_bytes
-from rmsweb.salvage.gating import deal as deal_groups
-from rmsweb.salvage.gating import select
+from rmsweb.salvage.gating import deal_mini_batches as deal_groups
+from rmsweb.salvage.gating import select_groups as select
 
 GIB = 2**30
 GENERATION_BATCHES = (

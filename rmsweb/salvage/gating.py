@@ -1,28 +1,25 @@
-"""Which groups train, and how: the two gates, advantages, refill bookkeeping, the retained rejected groups
-and the mini-batches.
+"""The gates: which groups train, and how they are dealt into mini-batches.
 
-Purpose: everything between rewards and the loss, as pure functions of numbers: no I/O, no state, no
-randomness.
+Purpose: everything between rewards and the loss, as pure functions of numbers.
 
-Place in the paper: Eq. 1 (`gate`), App. G "Batching and lengths" (`needs_refill`, `num_retained`), App. J
-(`cell_counts`, `rejection_shares`).
-Letters: G groups, n rollouts a group, B groups a train batch, M groups a mini-batch, D rejected groups of a
-step, S retained ones.
+Place in the paper: Eq. 1 (`gate`), App. G "Batching and lengths" (`needs_refill`, `num_retained`).
+Letters: n rollouts a group, B groups a train batch, M groups a mini-batch, D rejected groups of a step, S
+retained ones.
 
 Deviations:
-1. `ours:` a group with max == min has sigma exactly 0 whatever rounding says, and a group of one is rejected
-   (its sigma does not exist).
+1. `ours:` a group with max == min has sigma exactly 0 whatever rounding says. A group of one is rejected,
+   because its sigma does not exist.
 2. `ours:` S = M * floor(min(D, B) / M), the first S to arrive; the paper states it for B = 64 and M = 16.
-3. `ours:` accepted groups beyond B are dropped in order of arrival: neither accepted nor rejected, and
-   counted.
-4. `ours:` with fewer than B accepted groups at the cap, the step trains on what there is: ceil((accepted + S)
-   / M) mini-batches, possibly none.
+3. `ours:` accepted groups beyond B are dropped in order of arrival. They are neither accepted nor rejected,
+   and they are counted.
+4. `ours:` with fewer than B accepted groups at the cap, the step trains on what it has: ceil((accepted + S) /
+   M) mini-batches, possibly none.
 5. `ours:` DAPO here keeps the std gate; `min_std=0` gives its own criterion, sigma > 0. It retains no
    rejected group.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,30 +33,29 @@ CELLS: tuple[Cell, ...] = ("accepted", "no contrast", "not competent", "neither"
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Eq. 1 for one group. `accepted` is k_g; `advantages` are all exactly 0 where it is False."""
+    """The verdict of Eq. 1 on one group. The advantages of a rejected group are exactly 0."""
 
     mean: float
     std: float  # Bessel-corrected
     best: float
     has_contrast: bool
     is_competent: bool
-    accepted: bool
+    accepted: bool  # k_g
     advantages: tuple[float, ...]
 
     @property
     def cell(self) -> Cell:
-        """Which of the four cells of (std gate, competence gate) the group is in; under DAPO an accepted one
-        may be "not competent".
-        """
+        """The cell of (std gate, competence gate); under DAPO an accepted group may be "not competent"."""
         if self.is_competent:
             return "accepted" if self.has_contrast else "no contrast"
         return "not competent" if self.has_contrast else "neither"
 
 
 def sample_std(values: Sequence[float]) -> float:
-    """Bessel-corrected sample standard deviation sigma_g; exactly 0 for equal values and for a single one.
+    """Return the Bessel-corrected standard deviation sigma_g; 0 for equal values and a single one.
 
-    The paper's example (App. H): eight rollouts, seven on one level and one on the next.
+    The paper's example (App. H) is eight rollouts, seven on one level and one on the next.
+
     >>> round(sample_std([0.7] * 7 + [1.0]), 9), round(0.3 / 8**0.5, 9), sample_std([0.7] * 8)
     (0.106066017, 0.106066017, 0.0)
     """
@@ -72,13 +68,13 @@ def sample_std(values: Sequence[float]) -> float:
 def gate(
     rewards: Sequence[float], *, min_std: float = MIN_STD, min_competent: float | None = MIN_COMPETENT
 ) -> Gate:
-    """Both gates and the advantages of one group: k = 1[sigma >= min_std] * 1[max r >= min_competent], A = k
-    (r - mean) / (sigma + 1e-6) (Eq. 1).
+    """Return both gates and the advantages of one group (Eq. 1).
+
+        k = 1[sigma >= min_std] * 1[max r >= min_competent],    A = k (r - mean) / (sigma + 1e-6)
 
     Args: rewards: n raw rewards in [0, 1], without any KL term. min_std: epsilon_sigma; 0 asks for sigma > 0,
-    as DAPO does.
-    min_competent: r_comp; None switches the competence gate off (DAPO). Raises: ValueError for no or
-    non-finite rewards.
+    as DAPO does. min_competent: r_comp; None switches the competence gate off (DAPO).
+    Raises: ValueError for no or non-finite rewards.
 
     >>> gate([0.7] * 7 + [1.0]).accepted, gate([0.7] * 8).accepted, gate([0.3] * 7 + [0.0]).accepted
     (True, False, False)
@@ -100,17 +96,18 @@ def gate(
 
 
 def needs_refill(num_accepted: int, num_batches: int, *, train_batch: int, max_batches: int) -> bool:
-    """Whether a step generates another batch of B prompts: until B groups are accepted, at most `max_batches`
-    times (App. G: 64 and 16).
+    """Say whether a step generates another batch: until B groups are accepted, or the cap (App. G).
 
-    >>> needs_refill(63, 15, train_batch=64, max_batches=16), needs_refill(64, 1, train_batch=64, max_batches=16)
-    (True, False)
+    >>> needs_refill(63, 15, train_batch=64, max_batches=16)
+    True
+    >>> needs_refill(64, 1, train_batch=64, max_batches=16)
+    False
     """
     return num_accepted < train_batch and num_batches < max_batches
 
 
 def num_retained(num_rejected: int, *, train_batch: int, mini_batch: int) -> int:
-    """S = M * floor(min(D, B) / M): how many rejected groups the salvage branch keeps (App. G).
+    """Return S = M * floor(min(D, B) / M), the number of rejected groups that the anchor keeps (App. G).
 
     >>> [num_retained(d, train_batch=64, mini_batch=16) for d in (15, 16, 63, 64, 200)]
     [0, 16, 48, 64, 64]
@@ -120,9 +117,7 @@ def num_retained(num_rejected: int, *, train_batch: int, mini_batch: int) -> int
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What became of the generated groups, as places in the order of arrival; the four are disjoint and cover
-    all.
-    """
+    """What became of the generated groups: their places in the order of arrival, each place once."""
 
     accepted: tuple[int, ...]  # at most B
     retained: tuple[int, ...]  # S rejected groups that get the salvage anchor
@@ -130,13 +125,15 @@ class Selection:
     dropped: tuple[int, ...]  # accepted beyond B
 
 
-def select(accepted: Sequence[bool], *, train_batch: int, mini_batch: int, salvage: bool = True) -> Selection:
-    """Splits the generated groups of a step.
+def select_groups(
+    accepted: Sequence[bool], *, train_batch: int, mini_batch: int, salvage: bool = True
+) -> Selection:
+    """Split the generated groups of a step.
 
     Args: accepted: k_g of every generated group in order of arrival (= order of draw). salvage: False keeps
     no rejected group (DAPO).
 
-    >>> select([True, False, True, False, False, True], train_batch=2, mini_batch=2)
+    >>> select_groups([True, False, True, False, False, True], train_batch=2, mini_batch=2)
     Selection(accepted=(0, 2), retained=(1, 3), unused=(4,), dropped=(5,))
     """
     passed = [place for place, k in enumerate(accepted) if k]
@@ -150,64 +147,15 @@ def select(accepted: Sequence[bool], *, train_batch: int, mini_batch: int, salva
     )
 
 
-def deal(selection: Selection, *, mini_batch: int) -> list[tuple[int, ...]]:
-    """Mini-batches of at most M groups: accepted, then retained groups round-robin, so sizes and the number
-    of each kind differ by at most 1.
+def deal_mini_batches(selection: Selection, *, mini_batch: int) -> list[tuple[int, ...]]:
+    """Return mini-batches of at most M groups: accepted groups, then retained ones, dealt round-robin.
 
-    At the paper's sizes 4 + S / 16 mini-batches; none where nothing was accepted or retained (the step is
-    skipped).
+    Sizes and the number of each kind differ by at most 1. At the paper's sizes there are 4 + S / 16 of them;
+    none where nothing was accepted or retained, and the step is skipped.
 
-    >>> deal(Selection((0, 2, 5), (1,), (), ()), mini_batch=2)
+    >>> deal_mini_batches(Selection((0, 2, 5), (1,), (), ()), mini_batch=2)
     [(0, 5), (2, 1)]
     """
     order = selection.accepted + selection.retained
     count = math.ceil(len(order) / mini_batch)
     return [order[first::count] for first in range(count)]
-
-
-# ------------------------------------------------------------------------------------------------- statistics
-
-
-def cell_counts(groups: Iterable[tuple[str, Gate]]) -> dict[str, dict[Cell, int]]:
-    """Groups by category and gate cell, over all generated groups.
-
-    >>> cell_counts([("navigation", gate([1.0, 0.3])), ("navigation", gate([1.0, 1.0]))])
-    {'navigation': {'accepted': 1, 'no contrast': 1, 'not competent': 0, 'neither': 0}}
-    """
-    counts: dict[str, dict[Cell, int]] = {}
-    for category, found in groups:
-        counts.setdefault(category, dict.fromkeys(CELLS, 0))[found.cell] += 1
-    return counts
-
-
-def rejection_shares(counts: Mapping[str, Mapping[Cell, int]]) -> dict[str, float]:
-    """Rejection shares of App. J, in [0, 1] of all groups: each gate by itself, and the competence gate among
-    what the std gate let through.
-
-    The paper does not say which it plots, so both are given; all are 0 where there is no group.
-
-    >>> rejection_shares({"a": {"accepted": 1, "no contrast": 1, "not competent": 1, "neither": 1}})
-    {'std_rejected_frac': 0.5, 'competence_rejected_frac': 0.5, 'competence_rejected_after_std_frac': 0.25}
-    """
-    total = {cell: sum(row[cell] for row in counts.values()) for cell in CELLS}
-    num_groups = max(sum(total.values()), 1)
-    return {
-        "std_rejected_frac": (total["no contrast"] + total["neither"]) / num_groups,
-        "competence_rejected_frac": (total["not competent"] + total["neither"]) / num_groups,
-        "competence_rejected_after_std_frac": total["not competent"] / num_groups,
-    }
-
-
-def reward_statistics(groups: Sequence[Gate]) -> dict[str, float]:
-    """Means over all generated groups (App. J): best-of-n reward, mean reward, within-group std; all 0 where
-    there is none.
-
-    >>> reward_statistics([gate([1.0, 1.0]), gate([0.0, 0.0])])
-    {'best_of_n': 0.5, 'reward_mean': 0.5, 'reward_std': 0.0}
-    """
-    num_groups = max(len(groups), 1)
-    return {
-        "best_of_n": math.fsum(found.best for found in groups) / num_groups,
-        "reward_mean": math.fsum(found.mean for found in groups) / num_groups,
-        "reward_std": math.fsum(found.std for found in groups) / num_groups,
-    }

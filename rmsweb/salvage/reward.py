@@ -1,9 +1,7 @@
-"""Reward of one answer against the verified action of a state: Table 4 for every action, and the soft-F1 of
-multi-action steps.
+"""The reward of an answer against the verified action of a state: Table 4, and soft-F1 for several actions.
 
 Purpose: a polarized, action-semantic reward. One predicted action against one target action has a level: 1.0
-exact, 0.7 core-correct, 0.3 right type but wrong key parameter, 0.0 wrong or invalid. Pure: no I/O, no state,
-no randomness.
+exact, 0.7 core-correct, 0.3 right type but wrong key parameter, 0.0 wrong or invalid.
 
 Place in the paper: section "Polarized step-level reward", App. H, Table 4.
 
@@ -13,8 +11,8 @@ Deviations:
    is ignored.
 3. `ours:` a URL whose query contradicts a date of the target is another destination (0.3, not 0.7;
    `similarity.compare_urls`).
-4. `ours:` an index that is not in the rendered prompt is invalid (0.0, not 0.3), where the prompt's indices
-   are known.
+4. `ours:` an index that the prompt does not show is invalid (0.0, not 0.3), where the prompt's indices are
+   known.
 5. `ours:` the soft-F1 aligns in order (dynamic programming); passive actions and planning files weigh 0.5,
    all others 1.0.
 6. `ours:` rewards are rounded to 1e-9, because an exact 0.55 comes out just below 0.55 in plain floats.
@@ -50,9 +48,8 @@ class Rule:
     keys: dict[str, Comparison] = field(default_factory=dict)
     secondary: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    weight: float = (
-        1.0  # in the soft-F1: 1.0 changes the browser, finishes or extracts; 0.5 passive or a planning file
-    )
+    # In the soft-F1: 1.0 changes the browser, finishes or extracts; 0.5 is passive or a planning file.
+    weight: float = 1.0
 
 
 RULES: dict[str, Rule] = {
@@ -66,9 +63,8 @@ RULES: dict[str, Rule] = {
     "search_engine": Rule(keys={"query": "text"}, ignored=("engine",)),
     "switch_tab": Rule(keys={"tab_id": "equal"}),
     "close_tab": Rule(keys={"tab_id": "equal"}),
-    "done": Rule(
-        secondary=("text", "files_to_display")
-    ),  # its flag `success` has levels of its own: _done_level
+    # The flag `success` of done has levels of its own: _done_level.
+    "done": Rule(secondary=("text", "files_to_display")),
     # ours: the rest of the schema
     "select_dropdown_option": Rule(keys={"index": "equal", "text": "text"}),
     "get_dropdown_options": Rule(keys={"index": "equal"}),
@@ -96,7 +92,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One line of the breakdown: an aligned pair, or an action that has no partner."""
+    """One line of the breakdown: an aligned pair, or an action without a partner."""
 
     name: str
     target: int | None  # place in the target's list; None: predicted but not wanted
@@ -116,41 +112,31 @@ class Reward:
 
     @property
     def explanation(self) -> str:
-        """The breakdown in words, for reports."""
-        parts = (
-            [self.failure]
-            if self.failure
-            else [f"{part.name}: {part.level:g}, {part.why}" for part in self.components]
-        )
-        return f"{self.value:g} ({'; '.join(parts)})"
+        """The breakdown in words."""
+        parts = [f"{part.name}: {part.level:g}, {part.why}" for part in self.components]
+        return f"{self.value:g} ({self.failure or '; '.join(parts)})"
 
 
 def _value(action: Action, name: str) -> Any:
-    """A parameter, or its default; what is not set (None, an empty list) is False, and so equals frame 0."""
+    """Return a parameter or its default; what is not set (None, an empty list) is False, as is frame 0."""
     value = action.params.get(name, _DEFAULTS[action.name][name])
     return False if value is None or value in ([], ()) else value
 
 
 def _invalid_index(action: Action, prompt_indices: Collection[int] | None) -> int | None:
-    """The index that the action uses although it is not in the prompt; None where there is none.
-
-    Frame 0 is the page.
-    """
+    """Return an index that the action uses although the prompt does not show it, else None."""
     if prompt_indices is None:
         return None
     for name in INDEX_PARAMS:
         index = action.params.get(name)
-        if (
-            index is not None
-            and index not in prompt_indices
-            and not (name == "frame_element_index" and index == 0)
-        ):
+        is_page = name == "frame_element_index" and index == 0  # frame 0 is the page itself
+        if index is not None and index not in prompt_indices and not is_page:
             return int(index)
     return None
 
 
 def _done_level(predicted: Action, target: Action) -> tuple[float, str] | None:
-    """Levels of the success flag; None where it matches and the rest decides."""
+    """Return the level of the success flag; None where it matches and the other parameters decide."""
     flags = predicted.params.get("success"), target.params.get("success")
     if flags[0] == flags[1]:
         return None
@@ -166,7 +152,7 @@ _URL_LEVELS = {
 
 
 def _compare_key(comparison: Comparison, predicted: Any, target: Any) -> tuple[float, str]:
-    """Level of one key parameter (1.0, 0.7 or 0.3), and what to say about it."""
+    """Return the level of one key parameter (1.0, 0.7 or 0.3), and what to say about it."""
     if comparison == "url":
         return _URL_LEVELS[compare_urls(target, predicted)]
     if predicted == target:
@@ -179,10 +165,10 @@ def _compare_key(comparison: Comparison, predicted: Any, target: Any) -> tuple[f
 def action_level(
     predicted: Action, target: Action, prompt_indices: Collection[int] | None = None
 ) -> tuple[float, str]:
-    """Level of one action against one action (Table 4), and the reason in words.
+    """Return the level of one action against one action (Table 4), and the reason in words.
 
-    Args: predicted, target: parsed actions. prompt_indices: element indices that stand in the prompt; None
-    where they are not known.
+    Args: predicted, target: parsed actions. prompt_indices: element indices that the prompt shows; None where
+    they are not known.
     Returns: (level, reason), level in {0, 0.3, 0.7, 1}.
 
     >>> def click(index): return Action(name="click_element_by_index", params={"index": index})
@@ -208,16 +194,16 @@ def action_level(
         found, said = _compare_key(comparison, _value(predicted, name), _value(target, name))
         if found < level:
             level, why = found, f"{name} {said}"
-    if level == EXACT and (
-        other := [name for name in rule.secondary if _value(predicted, name) != _value(target, name)]
-    ):
+    other = [name for name in rule.secondary if _value(predicted, name) != _value(target, name)]
+    if level == EXACT and other:
         level, why = CORE, f"{', '.join(other)} differs"
     return level, why
 
 
 def align(levels: Sequence[Sequence[float]], weights: Sequence[float]) -> list[tuple[int, int]]:
-    """Order-preserving alignment that maximises the weighted sum of levels, by dynamic programming over
-    prefixes.
+    """Return the order-preserving alignment that maximises the weighted sum of levels.
+
+    It is found by dynamic programming over prefixes of both lists.
 
     Args: levels[t][p]: level of predicted action p against target action t, 0 where the types differ.
     weights[t]: weight of target action t.
@@ -247,12 +233,15 @@ def align(levels: Sequence[Sequence[float]], weights: Sequence[float]) -> list[t
 def soft_f1(
     predicted: Sequence[Action], target: Sequence[Action], prompt_indices: Collection[int] | None = None
 ) -> Reward:
-    """Weighted soft-F1 of two action lists (App. H): with s = sum of weight * level over the aligned pairs,
-    precision s / W_predicted, recall s / W_target, F1 = 2 s / (W_predicted + W_target). Partners have the
-    same type, hence the same weight on both sides.
+    """Return the weighted soft-F1 of two action lists (App. H).
 
-    Args: predicted, target: at least one action each. Returns: Reward; one action against one action gives
+        s = sum of weight * level over the aligned pairs
+        precision = s / W_predicted,    recall = s / W_target,    F1 = 2 s / (W_predicted + W_target)
+
+    Partners have the same type, hence the same weight on both sides. One action against one action gives
     exactly its level.
+
+    Args: predicted, target: at least one action each.
 
     >>> click, back = Action(name="click_element_by_index", params={"index": 1}), Action(name="go_back")
     >>> soft_f1([click], [click, click]).value, soft_f1([back], [back]).value
@@ -267,16 +256,16 @@ def soft_f1(
     components = [
         Component(target[t].name, t, p, judged[t][p][0], weights[t], judged[t][p][1]) for t, p in pairs
     ]
-    aligned = {t for t, _ in pairs}, {p for _, p in pairs}
+    found, matched = {t for t, _ in pairs}, {p for _, p in pairs}
     components += [
         Component(action.name, t, None, WRONG, weights[t], "missing")
         for t, action in enumerate(target)
-        if t not in aligned[0]
+        if t not in found
     ]
     components += [
         Component(action.name, None, p, WRONG, RULES[action.name].weight, "not wanted")
         for p, action in enumerate(predicted)
-        if p not in aligned[1]
+        if p not in matched
     ]
     total = sum(weights) + sum(RULES[action.name].weight for action in predicted)
     earned = sum(part.weight * part.level for part in components)
@@ -288,13 +277,12 @@ def score(
     target: str | AgentOutput | ParseFailure,
     prompt_indices: Collection[int] | None = None,
 ) -> Reward:
-    """Reward R of an answer (Table 4 and soft-F1).
+    """Return the reward of an answer, in [0, 1]; 0 with a reason where the answer does not parse.
 
     Args: response: the policy's text, whatever it is, or what the parser made of it. target: the verified
-    answer, text or parsed.
-    prompt_indices: element indices that really stand in the cut prompt; None where they are not known.
-    Returns: Reward in [0, 1]; 0 with a reason where the response does not parse. Raises: ValueError where the
-    target does not parse.
+    answer, text or parsed. prompt_indices: element indices that the cut prompt really shows; None where they
+    are not known.
+    Raises: ValueError where the target does not parse.
 
     >>> score('{"action":[{"go_back":{}}]}', '{"action":[{"wait":{"seconds":5}}]}').explanation
     '0 (wait: 0, wrong action, found go_back)'

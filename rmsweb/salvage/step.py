@@ -1,312 +1,117 @@
-"""One step of Salvage-DS: sample, score, gate, refill, deal, update.
+"""One step of Salvage-DS: sample, score, gate, refill, select, deal, update.
 
-Purpose: `rl_step` is the algorithm of the paper as one function that calls the rooms: `sampler` draws
-rollouts, `reward` scores them, `gating` decides which groups train, `training` computes log-probs on packed
-groups, `objective` is the loss.
+Purpose: `rl_step` is the algorithm of the paper as one function; its parts follow in the order of its calls.
+`engine.sampler` draws rollouts, `reward` scores them, `gating` decides which groups train, `objective` is the
+loss, `dynamics` measures.
 
-Place in the paper: section "The Salvage-DS RL Algorithm", App. G (sizes), App. J (statistics).
+Place in the paper: section "The Salvage-DS RL Algorithm", App. G (sizes).
 Letters: B groups a train batch, M groups a mini-batch, n rollouts a group, S retained rejected groups, R
 tokens of an answer.
 
 Deviations:
-1. `ours:` a generation batch is B prompts from an endless stream that is shuffled anew every epoch; a group
+1. `ours:` a generation batch is B prompts from an endless stream that is shuffled anew every epoch. A group
    is known by its draw, so a prompt may come twice in a step. Rollouts depend on (seed, step, draw, rollout)
    alone: neither ranks nor batch shapes change a sample or a selection.
-2. `ours:` old log-probs are recomputed by the trainer once a step, before its first update; reference
-   log-probs come from the same model without adapters.
-3. `ours:` the gap of App. J is measured before the first update, on all trained groups; the target of an
-   accepted group is scored there and nowhere else.
+2. `ours:` the trainer recomputes old log-probs once a step, before its first update. Reference log-probs come
+   from the same model without adapters, which is the merged SFT policy.
+3. `ours:` DAPO here drops the competence gate and the anchor and clips at 0.28; its other choices are flags.
 """
 
-import bisect
-import math
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rmsweb.browser.actions import action_span, parse_agent_output
+from rmsweb.config import Config, opt, part
 from rmsweb.engine import training
 from rmsweb.engine.distributed import Ranks, unsharded
 from rmsweb.engine.lora import disabled
-from rmsweb.engine.packing import EncodedPrompt, Group
+from rmsweb.engine.packing import Group
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.engine.sampler import Decoding, Rollout, sample
-from rmsweb.records import AgentOutput, MinedState, ParseFailure, StepSample, derive_seed
+from rmsweb.engine.sampler import Decoding, sample
+from rmsweb.records import derive_seed
+from rmsweb.salvage.dynamics import (
+    Clock,
+    branch_statistics,
+    generation_statistics,
+    loss_statistics,
+    probes_of,
+)
 from rmsweb.salvage.gating import (
     MIN_COMPETENT,
     MIN_STD,
-    Gate,
-    cell_counts,
-    deal,
+    Selection,
+    deal_mini_batches,
     gate,
     needs_refill,
-    rejection_shares,
-    reward_statistics,
-    select,
+    select_groups,
 )
-from rmsweb.salvage.objective import (
-    Answer,
-    ObjectiveConfig,
-    joint_loss,
-    lay_out,
-    log_perplexity,
-    masked_mean,
-    preference_gap,
-    statistics,
-)
-from rmsweb.salvage.reward import Reward, score
+from rmsweb.salvage.objective import Answer, ObjectiveConfig, joint_loss, lay_out
+from rmsweb.salvage.reward import score
+from rmsweb.salvage.states import Prompts, SampledGroup, State
 
+DAPO_CLIP_HIGH = 0.28  # Clip-Higher of DAPO
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepConfig:
-    """Sizes and switches of a step; the defaults are the paper's (App. G)."""
+@dataclass(frozen=True, kw_only=True)
+class StepConfig(Config):
+    """Sizes and switches of an RL step."""
 
-    train_batch: int = 64
-    mini_batch: int = 16
-    num_rollouts: int = 8
-    max_generation_batches: int = 16
-    response_budget: int = 2048  # tokens of a rollout, end-of-turn included
-    token_budget: int = 20_480  # tokens of a pack
-    algorithm: Literal["salvage-ds", "dapo"] = "salvage-ds"
-    min_std: float = MIN_STD
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    seed: int = 42
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """An RL prompt with its verified answer, in tokens where they are short."""
-
-    sample: StepSample
-    root: Path  # folder that the sample's image paths are relative to
-    target: AgentOutput
-    target_ids: Tensor  # [R] the whole verified answer, end-of-turn included
-    target_mask: Tensor  # [R] bool: the action span A
-    prompt_length: int  # tokens
-    indices: frozenset[int]
+    train_batch: int = opt(64, "accepted groups a step (B)", paper=64, at_least=1)
+    mini_batch: int = opt(16, "groups an optimizer step (M)", paper=16, at_least=1)
+    num_rollouts: int = opt(8, "rollouts a prompt (n); a single one has no contrast", paper=8, at_least=2)
+    max_generation_batches: int = opt(
+        16, "generation batches of B prompts a step at most", paper=16, at_least=1
+    )
+    response_budget: int = opt(
+        2048, "longest rollout in tokens, end-of-turn included", paper=2048, at_least=1
+    )
+    token_budget: int = opt(
+        20_480,
+        "tokens of a packed row on one rank; changes speed and memory, never the loss",
+        paper=20480,
+        at_least=1,
+    )
+    algorithm: Literal["salvage-ds", "dapo"] = opt(
+        "salvage-ds", "dapo: no competence gate, no salvage anchor, clip [0.2, 0.28] (Table 2)"
+    )
+    min_std: float = opt(
+        MIN_STD,
+        "smallest within-group standard deviation of an accepted group; 0: any above 0",
+        paper="0.10",
+        at_least=0,
+        below=1,
+    )
+    seed: int = opt(42, "seed of prompt order, rollouts and adapters")
+    objective: ObjectiveConfig = part(ObjectiveConfig)
 
     @property
-    def category(self) -> str:
-        return self.sample.category if isinstance(self.sample, MinedState) else "ordinary"
+    def min_competent(self) -> float | None:
+        """r_comp of the competence gate; None under DAPO, which has no such gate."""
+        return None if self.algorithm == "dapo" else MIN_COMPETENT
 
-
-def make_state(
-    sample_: StepSample, root: Path, policy: PolicyModel, *, prompt_budget: int, response_budget: int
-) -> State | str:
-    """A record -> State, or the reason why it cannot be trained on.
-
-    Reasons: an extraction, a target that is no answer, an index that the prompt does not show, too long a
-    prompt or answer.
-    """
-    if sample_.kind != "action" or sample_.action_span is None:
-        return "not an action state"
-    target = parse_agent_output(sample_.target_text)
-    if isinstance(target, ParseFailure):
-        return "target is no valid answer"
-    indices = frozenset(sample_.prompt_indices)
-    if score(target, target, indices).value < 1.0:
-        return "target's index is not in the prompt"
-    prompt_length, ids = policy.prompt_length(sample_.messages), policy.encode_response(sample_.target_text)
-    if prompt_length > prompt_budget:
-        return "prompt too long"
-    if len(ids) > response_budget:
-        return "target too long"
-    mask = torch.zeros(len(ids), dtype=torch.bool)
-    mask[slice(*policy.token_span(sample_.target_text, sample_.action_span))] = True
-    return State(sample_, root, target, ids, mask, prompt_length, indices)
-
-
-class Prompts:
-    """Encoded prompts of a step, made in a worker thread: when they are announced, or else when they are
-    first needed.
-    """
-
-    def __init__(self, policy: PolicyModel) -> None:
-        self.policy, self._kept, self._worker = (
-            policy,
-            dict[str, Future[EncodedPrompt]](),
-            ThreadPoolExecutor(1, "prompts"),
-        )
-
-    def announce(self, states: Iterable[State]) -> None:
-        """Encodes what will be needed soon, while the caller goes on (ours: pictures of the next refill are
-        read while the model samples).
-        """
-        for state in states:
-            if state.sample.sample_id not in self._kept:
-                self._kept[state.sample.sample_id] = self._worker.submit(
-                    self.policy.encode_prompt, state.sample.messages, state.root
-                )
-
-    def __call__(self, state: State) -> EncodedPrompt:
-        self.announce([state])
-        return self._kept[state.sample.sample_id].result()
+    @property
+    def loss(self) -> ObjectiveConfig:
+        """The objective with the algorithm's own upper clip where none was given."""
+        if self.algorithm == "dapo" and self.objective.clip_high is None:
+            return replace(self.objective, clip_high=DAPO_CLIP_HIGH)
+        return self.objective
 
 
 @dataclass(frozen=True, slots=True)
-class SampledGroup:
-    """A state's rollouts, their rewards and the gates' verdict."""
+class TrainingGroup:
+    """What a group brings to the loss: its answers, and their tokens in the same order."""
 
     state: State
-    rollouts: tuple[Rollout, ...]
-    rewards: tuple[Reward, ...]
-    gate: Gate
+    answers: tuple[Answer, ...]
+    ids: tuple[Tensor, ...]  # [R] int64 each
 
 
-def drawn_states(num_states: int, seed: int, first: int, count: int) -> list[int]:
-    """Places `first` to `first + count` of the endless stream: every epoch is one permutation of all states,
-    shuffled anew.
-
-    >>> stream = drawn_states(3, 0, 0, 6)
-    >>> sorted(stream[:3]), sorted(stream[3:]), drawn_states(3, 0, 2, 2) == stream[2:4]
-    ([0, 1, 2], [0, 1, 2], True)
-    """
-    orders: dict[int, list[int]] = {}
-    places = []
-    for position in range(first, first + count):
-        epoch, place = divmod(position, num_states)
-        if epoch not in orders:
-            orders[epoch] = torch.randperm(
-                num_states, generator=torch.Generator().manual_seed(derive_seed(seed, "prompts", epoch))
-            ).tolist()
-        places.append(orders[epoch][place])
-    return places
-
-
-def generate(
-    policy: PolicyModel,
-    ranks: Ranks,
-    states: Sequence[State],
-    prompts: Prompts,
-    config: StepConfig,
-    *,
-    step: int,
-    position: int,
-    report: Report,
-) -> list[SampledGroup]:
-    """Draws prompts, samples n rollouts of each, scores and gates them, and refills until B groups are
-    accepted or the cap is reached.
-
-    Every rank samples every world_size-th prompt of a batch; the result, in order of draw, is the same on all
-    ranks.
-    """
-    groups: list[SampledGroup] = []
-    num_accepted, num_batches = 0, 0
-    while needs_refill(
-        num_accepted, num_batches, train_batch=config.train_batch, max_batches=config.max_generation_batches
-    ):
-        report(f"sampling, {num_accepted} of {config.train_batch} accepted")
-        first, count = position + len(groups), config.train_batch
-        drawn, coming = (
-            [states[place] for place in drawn_states(len(states), config.seed, start, count)]
-            for start in (first, first + count)
-        )
-        own = range(ranks.rank, len(drawn), ranks.world_size)
-        encoded = [prompts(drawn[number]) for number in own]
-        prompts.announce(coming[number] for number in own)
-        seeds = [
-            derive_seed(config.seed, step, len(groups) + number, rollout)
-            for number in own
-            for rollout in range(config.num_rollouts)
-        ]
-        with unsharded(policy):
-            sampled = sample(
-                policy, encoded, n=config.num_rollouts, max_new_tokens=config.response_budget, seeds=seeds
-            )
-        found = dict(zip(own, sampled, strict=True))
-        everything = {number: rollouts for part in ranks.gather(found) for number, rollouts in part.items()}
-        for number, state in enumerate(drawn):
-            rewards = tuple(
-                score(rollout.text, state.target, state.indices) for rollout in everything[number]
-            )
-            verdict = gate(
-                [reward.value for reward in rewards],
-                min_std=config.min_std,
-                min_competent=None if config.algorithm == "dapo" else MIN_COMPETENT,
-            )
-            groups.append(SampledGroup(state, tuple(everything[number]), rewards, verdict))
-        num_accepted, num_batches = sum(group.gate.accepted for group in groups), num_batches + 1
-    return groups
-
-
-def log_probs(
-    policy: PolicyModel,
-    ranks: Ranks,
-    groups: Sequence[tuple[State, Sequence[Tensor]]],
-    prompts: Prompts,
-    config: StepConfig,
-) -> list[list[Tensor]]:
-    """Log-probs [R] of every answer (token ids [R]) of every group, without gradient, the same on all ranks."""
-    lengths = [(state.prompt_length, tuple(map(len, answers))) for state, answers in groups]
-    found = training.score(
-        policy,
-        ranks,
-        lengths,
-        lambda number: Group(prompts(groups[number][0]), tuple(groups[number][1])),
-        config.token_budget,
-    )
-    return [
-        [found[number, answer] for answer in range(len(answers))]
-        for number, (_, answers) in enumerate(groups)
-    ]
-
-
-def update(
-    policy: PolicyModel,
-    ranks: Ranks,
-    batch: Sequence[tuple[SampledGroup, Sequence[Answer], Sequence[Tensor]]],
-    prompts: Prompts,
-    optimizer: training.Optimizer,
-    config: StepConfig,
-) -> tuple[Counter[str], float]:
-    """One optimizer step on a mini-batch of (group, answers, their token ids) (Eq. 2-3); returns the loss's
-    sums over all ranks and the gradient norm.
-    """
-    lengths = [(group.state.prompt_length, tuple(map(len, ids))) for group, _, ids in batch]
-    num_tokens = None
-    if config.objective.aggregation == "token-mean":
-        num_tokens = sum(
-            len(answer.mask) for _, answers, _ in batch for answer in answers if not answer.is_target
-        )
-    packs = training.rank_packs(
-        policy,
-        ranks,
-        lengths,
-        lambda number: Group(prompts(batch[number][0].state), tuple(batch[number][2])),
-        config.token_budget,
-    )
-    sums: Counter[str] = Counter()  # of this rank
-    for item in packs:
-        answers = [batch[number][1][answer] for number, answer in item.answers]
-        new = policy.response_logprobs(item.pack)
-        if not answers:  # a dummy: it only keeps the ranks' collectives in step
-            (new.sum() * 0.0).backward()
-            continue
-        tokens = lay_out(
-            answers,
-            num_groups=config.mini_batch,
-            num_rollouts=config.num_rollouts,
-            num_tokens=num_tokens,
-            device=new.device,
-        )
-        loss, part = joint_loss(new, tokens, config.objective)
-        loss.backward()
-        sums.update(part)
-    norm, _ = optimizer.step()
-    total: Counter[str] = Counter()
-    for other in ranks.gather(dict(sums)):
-        total.update(other)
-    return total, norm
+# ---------------------------------------------------------------------------------------------- the algorithm
 
 
 def rl_step(
@@ -320,219 +125,251 @@ def rl_step(
     position: int,
     report: Report = lambda text: None,
 ) -> tuple[dict[str, Any], int]:
-    """One training step of Salvage-DS (section "The Salvage-DS RL Algorithm"), the same on every rank.
+    """Run one training step of Salvage-DS, the same on every rank.
+
+    A step with nothing accepted or retained changes no weight.
 
     Args: step: number of this step, from 0, skipped ones counted. position: prompts drawn in all steps
     before.
-    Returns: the statistics of App. J and the new position. A step with nothing accepted or retained changes
-    no weight.
+    Returns: the statistics of App. J and the new position.
     """
     clock, prompts = Clock(), Prompts(policy)
+    # 1. Sample n rollouts a prompt, score and gate them, refill until B groups are accepted (Eq. 1, App. G).
     with clock("sample_s"):
         groups = generate(policy, ranks, states, prompts, config, step=step, position=position, report=report)
-    chosen = select(
-        [group.gate.accepted for group in groups],
-        train_batch=config.train_batch,
-        mini_batch=config.mini_batch,
-        salvage=config.algorithm == "salvage-ds",
-    )
-    batches = deal(chosen, mini_batch=config.mini_batch)
-    places = [place for batch in batches for place in batch]
-    trained = {place: groups[place] for place in places}
-    report(f"scoring {len(places)} groups")
+    # 2. Keep B accepted and S rejected groups, and deal them into mini-batches of M.
+    accepted = [group.gate.accepted for group in groups]
+    sizes = {"train_batch": config.train_batch, "mini_batch": config.mini_batch}
+    chosen = select_groups(accepted, **sizes, salvage=config.algorithm == "salvage-ds")
+    batches = deal_mini_batches(chosen, mini_batch=config.mini_batch)
+    trained = {place: groups[place] for batch in batches for place in batch}
+    probes = [probes_of(group, policy) for group in trained.values()]
+    # 3. Old log-probs are the policy's before the first update, reference log-probs those without adapters.
+    report(f"scoring {len(trained)} groups")
     with clock("score_s"):
         rollouts = [(group.state, [rollout.ids for rollout in group.rollouts]) for group in trained.values()]
-        probes = [probe(group, policy) for group in trained.values()]
-        extended = [
+        probed = [
             (state, ids + [found.ids for found in extra])
             for (state, ids), extra in zip(rollouts, probes, strict=True)
         ]
-        old = dict(zip(places, log_probs(policy, ranks, extended, prompts, config), strict=True))
+        old = log_probs(policy, ranks, probed, prompts, config)
         with disabled(policy.model):
-            ref = dict(zip(places, log_probs(policy, ranks, rollouts, prompts, config), strict=True))
+            reference = log_probs(policy, ranks, rollouts, prompts, config)
+    ready = {
+        place: training_group(group, before, frozen)
+        for (place, group), before, frozen in zip(trained.items(), old, reference, strict=True)
+    }
+    # 4. One optimizer step a mini-batch (Eq. 2-3).
     sums: Counter[str] = Counter()
     norms = []
     with clock("update_s"):
         for number, batch in enumerate(batches, 1):
             report(f"update {number} of {len(batches)}")
-            part, norm = update(
-                policy,
-                ranks,
-                [training_answers(groups[p], old[p], ref[p]) for p in batch],
-                prompts,
-                optimizer,
-                config,
+            part_sums, norm = update(
+                policy, ranks, [ready[place] for place in batch], prompts, optimizer, config
             )
-            sums.update(part)
+            sums.update(part_sums)
             norms.append(norm)
-    values: dict[str, Any] = {
-        "generated": len(groups),
-        "generation_batches": len(groups) // config.train_batch,
-        "updates": len(batches),
-    }
-    values |= {"accepted": len(chosen.accepted), "rejected": len(chosen.retained) + len(chosen.unused)}
-    values |= {"retained": len(chosen.retained), "dropped": len(chosen.dropped)}
-    values |= generation_statistics(groups) | statistics(sums) | {"loss": sums["loss"] / max(len(batches), 1)}
-    values |= branch_statistics(list(trained.values()), probes, [old[place] for place in places], policy)
-    values |= {
+    values = {
+        **counts(chosen, len(groups), len(batches), config),
+        **generation_statistics(groups),
+        **loss_statistics(sums),
+        "loss": sums["loss"] / max(len(batches), 1),
+        **branch_statistics(list(trained.values()), probes, old, policy),
         "grad_norm": sum(norms) / max(len(norms), 1),
         "lr": optimizer.rate(max(optimizer.num_steps - 1, 0)),
+        **clock.seconds,
     }
-    return values | clock.seconds, position + len(groups)
+    return values, position + len(groups)
 
 
-def training_answers(
-    group: SampledGroup, old: Sequence[Tensor], ref: Sequence[Tensor]
-) -> tuple[SampledGroup, list[Answer], list[Tensor]]:
-    """What a group brings to the loss: its rollouts, whole, and, where it was rejected, the target with its
-    action span.
+def generate(
+    policy: PolicyModel,
+    ranks: Ranks,
+    states: Sequence[State],
+    prompts: Prompts,
+    config: StepConfig,
+    *,
+    step: int,
+    position: int,
+    report: Report,
+) -> list[SampledGroup]:
+    """Draw prompts, sample n rollouts of each, score and gate them; refill until B groups are accepted or the
+    cap is reached.
+
+    Every rank samples every world_size-th prompt of a batch; the result, in order of draw, is the same on all
+    ranks.
     """
-    accepted = group.gate.accepted
+    groups: list[SampledGroup] = []
+    num_accepted, num_batches = 0, 0
+    limits = {"train_batch": config.train_batch, "max_batches": config.max_generation_batches}
+    while needs_refill(num_accepted, num_batches, **limits):
+        report(f"sampling, {num_accepted} of {config.train_batch} accepted")
+        first, size = position + len(groups), config.train_batch
+        drawn = [states[place] for place in drawn_states(len(states), config.seed, first, size)]
+        coming = [states[place] for place in drawn_states(len(states), config.seed, first + size, size)]
+        own = range(ranks.rank, size, ranks.world_size)
+        encoded = [prompts(drawn[number]) for number in own]
+        prompts.announce(coming[number] for number in own)
+        # The seed of a rollout: (seed, step, draw, rollout). A draw counts the prompts drawn in this step.
+        seeds = [
+            derive_seed(config.seed, step, len(groups) + number, rollout)
+            for number in own
+            for rollout in range(config.num_rollouts)
+        ]
+        with unsharded(policy):
+            sampled = sample(
+                policy, encoded, n=config.num_rollouts, max_new_tokens=config.response_budget, seeds=seeds
+            )
+        rollouts = {
+            number: answers
+            for found in ranks.gather(dict(zip(own, sampled, strict=True)))
+            for number, answers in found.items()
+        }
+        for number, state in enumerate(drawn):
+            rewards = tuple(score(answer.text, state.target, state.indices) for answer in rollouts[number])
+            verdict = gate(
+                [reward.value for reward in rewards],
+                min_std=config.min_std,
+                min_competent=config.min_competent,
+            )
+            groups.append(SampledGroup(state, tuple(rollouts[number]), rewards, verdict))
+        num_accepted, num_batches = sum(group.gate.accepted for group in groups), num_batches + 1
+    return groups
+
+
+def drawn_states(num_states: int, seed: int, first: int, count: int) -> list[int]:
+    """Return the places `first` to `first + count` of the endless stream of prompts.
+
+    Every epoch is one permutation of all states, shuffled anew from (seed, epoch).
+
+    >>> stream = drawn_states(3, 0, 0, 6)
+    >>> sorted(stream[:3]), sorted(stream[3:]), drawn_states(3, 0, 2, 2) == stream[2:4]
+    ([0, 1, 2], [0, 1, 2], True)
+    """
+    orders: dict[int, list[int]] = {}
+    places = []
+    for position in range(first, first + count):
+        epoch, place = divmod(position, num_states)
+        if epoch not in orders:
+            generator = torch.Generator().manual_seed(derive_seed(seed, "prompts", epoch))
+            orders[epoch] = torch.randperm(num_states, generator=generator).tolist()
+        places.append(orders[epoch][place])
+    return places
+
+
+def log_probs(
+    policy: PolicyModel,
+    ranks: Ranks,
+    answers: Sequence[tuple[State, Sequence[Tensor]]],
+    prompts: Prompts,
+    config: StepConfig,
+) -> list[list[Tensor]]:
+    """Return the log-probs [R] of the answers (token ids [R]) to each state, without gradient.
+
+    These are the old log-probs of Eq. 2, and the reference's where the adapters are off. All ranks share the
+    work and get the same result.
+    """
+    lengths = [(state.prompt_length, tuple(map(len, ids))) for state, ids in answers]
+
+    def encode(number: int) -> Group:
+        state, ids = answers[number]
+        return Group(prompts(state), tuple(ids))
+
+    found = training.score(policy, ranks, lengths, encode, config.token_budget)
+    return [[found[number, answer] for answer in range(len(ids))] for number, (_, ids) in enumerate(answers)]
+
+
+def training_group(group: SampledGroup, old: Sequence[Tensor], reference: Sequence[Tensor]) -> TrainingGroup:
+    """Return what a group brings to the loss: its rollouts, whole, and the target of a rejected group.
+
+    The salvage target is one more answer of its group; its mask is the action span A (Eq. 3). `old` may be
+    longer than the rollouts: probes follow them.
+    """
     ids = [rollout.ids for rollout in group.rollouts]
     answers = [
         Answer(
             mask=torch.ones(len(own), dtype=torch.bool),
-            accepted=accepted,
+            accepted=group.gate.accepted,
             advantage=advantage,
             old=before,
-            ref=reference,
+            ref=frozen,
         )
-        for own, advantage, before, reference in zip(
-            ids, group.gate.advantages, old[: len(ids)], ref, strict=True
+        for own, advantage, before, frozen in zip(
+            ids, group.gate.advantages, old[: len(ids)], reference, strict=True
         )
     ]
-    if not accepted:
+    if not group.gate.accepted:
         answers.append(Answer(mask=group.state.target_mask, accepted=False))
         ids.append(group.state.target_ids)
-    return group, answers, ids
+    return TrainingGroup(group.state, tuple(answers), tuple(ids))
 
 
-# ------------------------------------------------------------------------------------------------- statistics
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """An answer that is only scored: the target as it stands, or the target's action behind the policy's own
-    reasoning.
-    """
-
-    ids: Tensor  # [R]
-    mask: Tensor  # [R] bool: the target's action span
-
-
-def probe(group: SampledGroup, policy: PolicyModel) -> list[Probe]:
-    """The target, and, where a rollout parses, the first such rollout with its action list replaced by the
-    target's.
-    """
-    state = group.state
-    found = [Probe(state.target_ids, state.target_mask)]
-    assert state.sample.action_span is not None
-    start, end = state.sample.action_span
-    action = state.sample.target_text[start:end]
-    for rollout in group.rollouts:
-        if span := action_span(rollout.text):
-            text = rollout.text[: span[0]] + action + rollout.text[span[1] :]
-            ids = policy.encode_response(text)
-            mask = torch.zeros(len(ids), dtype=torch.bool)
-            mask[slice(*policy.token_span(text, (span[0], span[0] + len(action))))] = True
-            return [*found, Probe(ids, mask)]
-    return found
-
-
-def sampled_span(policy: PolicyModel, ids: Tensor, span: tuple[int, int]) -> tuple[int, int]:
-    """Character span of a sampled answer's text -> span of its own tokens, which need not be those that
-    encoding the text would give.
-    """
-
-    def num_chars(count: int) -> int:
-        return len(policy.decode(ids[:count]))
-
-    start = bisect.bisect_right(range(len(ids) + 1), span[0], key=num_chars) - 1
-    return start, max(bisect.bisect_left(range(len(ids) + 1), span[1], key=num_chars), start + 1)
-
-
-def branch_statistics(
-    groups: Sequence[SampledGroup],
-    probes: Sequence[Sequence[Probe]],
-    old: Sequence[Sequence[Tensor]],
+def update(
     policy: PolicyModel,
-) -> dict[str, Any]:
-    """Gap of App.
+    ranks: Ranks,
+    batch: Sequence[TrainingGroup],
+    prompts: Prompts,
+    optimizer: training.Optimizer,
+    config: StepConfig,
+) -> tuple[Counter[str], float]:
+    """Make one optimizer step on a mini-batch (Eq. 2-3).
 
-    J with both parts, the target's action log-prob behind the policy's own reasoning, and log-perplexity,
-    over the trained groups.
+    Returns: the sums of `joint_loss` over all ranks, and the gradient norm.
     """
-    pairs, own_reasoning, differences, num_unparsed = [], [], [], 0
-    for group, extra, logprobs in zip(groups, probes, old, strict=True):
-        count = len(group.rollouts)
-        wrong = []
-        for rollout, reward, values in zip(group.rollouts, group.rewards, logprobs[:count], strict=True):
-            differences.append(float((values - rollout.logprobs).abs().mean()))
-            if reward.failure is not None:
-                num_unparsed += 1
-            elif reward.value < MIN_COMPETENT and (span := action_span(rollout.text)):
-                wrong.append(float(values[slice(*sampled_span(policy, rollout.ids, span))].mean()))
-        scored = [
-            masked_mean(values, found.mask) for values, found in zip(logprobs[count:], extra, strict=True)
-        ]
-        pairs.append((scored[0] or 0.0, wrong))
-        own_reasoning += [value for value in scored[1:] if value is not None]
+    lengths = [(group.state.prompt_length, tuple(map(len, group.ids))) for group in batch]
+    num_tokens = None
+    if config.objective.aggregation == "token-mean":  # all rollout tokens of the mini-batch, over all ranks
+        num_tokens = sum(
+            len(answer.mask) for group in batch for answer in group.answers if not answer.is_target
+        )
+
+    def encode(number: int) -> Group:
+        return Group(prompts(batch[number].state), batch[number].ids)
+
+    sums: Counter[str] = Counter()  # of this rank
+    for item in training.rank_packs(policy, ranks, lengths, encode, config.token_budget):
+        answers = [batch[number].answers[answer] for number, answer in item.answers]
+        new = policy.response_logprobs(item.pack)
+        if not answers:  # a dummy: it only keeps the ranks' collectives in step
+            (new.sum() * 0.0).backward()
+            continue
+        tokens = lay_out(
+            answers,
+            num_groups=config.mini_batch,
+            num_rollouts=config.num_rollouts,
+            num_tokens=num_tokens,
+            device=new.device,
+        )
+        loss, part_sums = joint_loss(new, tokens, config.loss)
+        loss.backward()
+        sums.update(part_sums)
+    norm, _ = optimizer.step()
+    total: Counter[str] = Counter()
+    for other in ranks.gather(dict(sums)):
+        total.update(other)
+    return total, norm
+
+
+def counts(chosen: Selection, num_groups: int, num_updates: int, config: StepConfig) -> dict[str, int]:
+    """Return what became of the groups of a step (App. J)."""
     return {
-        **preference_gap(pairs),
-        "own_reasoning_logprob": math.fsum(own_reasoning) / max(len(own_reasoning), 1),
-        "unparsed_rollouts": num_unparsed,
-        "rollout_log_ppl": log_perplexity(
-            values
-            for group, logprobs in zip(groups, old, strict=True)
-            for values in logprobs[: len(group.rollouts)]
-        ),
-        "sampler_trainer_diff": math.fsum(differences) / max(len(differences), 1),
+        "generated": num_groups,
+        "generation_batches": num_groups // config.train_batch,
+        "updates": num_updates,
+        "accepted": len(chosen.accepted),
+        "rejected": len(chosen.retained) + len(chosen.unused),
+        "retained": len(chosen.retained),
+        "dropped": len(chosen.dropped),
     }
-
-
-def generation_statistics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
-    """Rewards, gate cells by category, and what the rollouts look like, over all generated groups."""
-    counts = cell_counts((group.state.category, group.gate) for group in groups)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    tokens = sum(len(rollout.ids) for rollout in rollouts)
-
-    def multi_action_frac(accepted: bool) -> float:
-        kind = [len(group.state.target.actions) > 1 for group in groups if group.gate.accepted == accepted]
-        return sum(kind) / max(len(kind), 1)
-
-    return {
-        **reward_statistics([group.gate for group in groups]),
-        **rejection_shares(counts),
-        "cells": counts,
-        "multi_action_accepted_frac": multi_action_frac(True),
-        "multi_action_rejected_frac": multi_action_frac(False),
-        "format_error_frac": sum(reward.failure is not None for group in groups for reward in group.rewards)
-        / max(len(rollouts), 1),
-        "truncated_frac": sum(rollout.finish_reason == "length" for rollout in rollouts)
-        / max(len(rollouts), 1),
-        "response_tokens": tokens / max(len(rollouts), 1),
-        "sampled_tokens": tokens,
-    }
-
-
-class Clock:
-    """Seconds by phase of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def greedy_rewards(
     policy: PolicyModel, ranks: Ranks, states: Sequence[State], *, response_budget: int
 ) -> list[float]:
-    """Rewards of the greedy answers to some states, in their order, the same on all ranks; how a checkpoint
-    is chosen on `dev`.
+    """Return the rewards of the greedy answers to some states, in their order, the same on all ranks.
+
+    They choose a checkpoint on `dev`.
     """
     own = range(ranks.rank, len(states), ranks.world_size)
     prompts = [policy.encode_prompt(states[number].sample.messages, states[number].root) for number in own]
@@ -546,8 +383,8 @@ def greedy_rewards(
             decoding=Decoding(temperature=0.0),
         )
     found = {
-        number: score(answer[0].text, states[number].target, states[number].indices).value
-        for number, answer in zip(own, rollouts, strict=True)
+        number: score(answer.text, states[number].target, states[number].indices).value
+        for number, (answer,) in zip(own, rollouts, strict=True)
     }
-    everything = {number: value for part in ranks.gather(found) for number, value in part.items()}
+    everything = {number: value for gathered in ranks.gather(found) for number, value in gathered.items()}
     return [everything[number] for number in range(len(states))]
