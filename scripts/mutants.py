@@ -162,7 +162,7 @@ LIST = {
         # the sum and the statistics
         ("config.salvage_weight * sums", "sums"),
         ("config.kl_weight * sums", "sums"),
-        ('"nll": tokens.nll_weight * -new', '"nll": tokens.nll_weight * new'),
+        ('"nll": (tokens.nll_weight * -new)', '"nll": (tokens.nll_weight * new)'),
         ("(clipped & in_pg).sum()", "clipped.sum()"),
         ("(muted & in_kl).sum()", "muted.sum()"),
         ("torch.where(in_kl, tokens.old - new, 0.0).sum()", "(tokens.old - new).sum()"),

@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from rmsweb.engine.distributed import Ranks  # noqa: E402
-from rmsweb.engine.lora import add_lora, disabled  # noqa: E402
+from rmsweb.engine.lora import add_lora  # noqa: E402
 from rmsweb.engine.policy import PolicyModel  # noqa: E402
 from rmsweb.engine.sampler import Rollout  # noqa: E402
 from rmsweb.engine.training import Optimizer  # noqa: E402
-from rmsweb.records import MinedState, Text, read_records  # noqa: E402
-from rmsweb.runs import write_json  # noqa: E402
+from rmsweb.jsonl import read_records, write_json  # noqa: E402
+from rmsweb.records import MinedState, Text  # noqa: E402
 from rmsweb.salvage.dynamics import masked_mean  # noqa: E402
 from rmsweb.salvage.gating import deal_mini_batches, gate, select_groups  # noqa: E402
 from rmsweb.salvage.objective import (  # noqa: E402
@@ -43,6 +43,7 @@ from rmsweb.salvage.step import (  # noqa: E402
     TrainingGroup,
     generate,
     log_probs,
+    old_and_reference,
     training_group,
     update,
 )
@@ -111,14 +112,8 @@ def prepare(policy: PolicyModel, groups: list[SampledGroup]) -> Walk:
     """Compute old and reference log-probs and deal the groups, as `rl_step` does."""
     sizes = {"train_batch": CONFIG.train_batch, "mini_batch": CONFIG.mini_batch}
     chosen = select_groups([group.gate.accepted for group in groups], **sizes)
-    answers = [(group.state, [rollout.ids for rollout in group.rollouts]) for group in groups]
-    old = log_probs(policy, ALONE, answers, Prompts(policy), CONFIG)
-    with disabled(policy.model):
-        reference = log_probs(policy, ALONE, answers, Prompts(policy), CONFIG)
-    training = [
-        training_group(group, before, frozen)
-        for group, before, frozen in zip(groups, old, reference, strict=True)
-    ]
+    found = old_and_reference(policy, ALONE, groups, Prompts(policy), CONFIG)
+    training = [training_group(log_probs_of_group) for log_probs_of_group in found]
     return Walk(groups, training, deal_mini_batches(chosen, mini_batch=CONFIG.mini_batch))
 
 
@@ -207,7 +202,7 @@ def rows_of(policy: PolicyModel, group: TrainingGroup) -> list[Row]:
     rows = []
     for number, (answer, values) in enumerate(zip(group.answers, new, strict=True), 1):
         if answer.old is None or answer.ref is None:
-            nll = -(masked_mean(values, answer.mask) or 0.0)
+            nll = -masked_mean(values, answer.mask)
             rows.append(Row("target, on A", None, None, -nll, None, None, None, nll))
             continue
         advantage = torch.full_like(values, answer.advantage)
@@ -307,7 +302,7 @@ def describe_update(policy: PolicyModel, walk: Walk, number: int, optimizer: Opt
 def target_logprob(policy: PolicyModel, state: State) -> float:
     """Return the mean log-prob of the target's action span."""
     found = log_probs(policy, ALONE, [(state, [state.target_ids])], Prompts(policy), CONFIG)[0][0]
-    return masked_mean(found, state.target_mask) or 0.0
+    return masked_mean(found, state.target_mask)
 
 
 INTRODUCTION = f"""
@@ -323,7 +318,7 @@ GATES = """
 """
 TERMS = """
 Old log-probs are the trainer's own, before the first update; reference log-probs are those without adapters
-(`salvage.step.log_probs`). A row shows token means of an answer: log-probs, the importance ratio,
+(`salvage.step.old_and_reference`). A row shows token means of an answer: log-probs, the importance ratio,
 PG = -min(ratio A, clip(ratio, 0.8, 1.32) A) of Eq. 2, the KL estimate k3, and the NLL of the target's action
 span, which Eq. 3 adds for rejected groups alone (`salvage.objective`).
 """

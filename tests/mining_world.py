@@ -11,9 +11,10 @@ from typing import Any
 import PIL.Image
 
 from rmsweb.browser.actions import canonical_text, parse_action
-from rmsweb.collection.loop import action_sample
-from rmsweb.mining.alignment import Run
-from rmsweb.prompt import PromptConfig, save_prompt_config
+from rmsweb.collection.filters import action_sample
+from rmsweb.jsonl import write_json, write_records
+from rmsweb.mining.alignment import AlignedRun
+from rmsweb.prompt import PromptConfig
 from rmsweb.records import (
     Action,
     ActionResult,
@@ -31,10 +32,11 @@ from rmsweb.records import (
     Task,
     Trajectory,
     Verdict,
-    write_records,
 )
 
 CONFIG = PromptConfig(thinking=False)
+EVIL = '<script>alert("x")</script><img src=x onerror=y>'
+GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
 TASK = "Buy a lamp with color red at shop"
 BUTTONS = ("color", "add to cart", "checkout", "lamp", "help")
 VERBS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -159,10 +161,10 @@ def trajectory(
     )
 
 
-def run(names: str, success: bool | None, **options: Any) -> Run:
+def run(names: str, success: bool | None, **options: Any) -> AlignedRun:
     """A run with its verdict."""
     checked = options.pop("work_checked", False)
-    return Run(trajectory(names, **options), success, work_checked=checked)
+    return AlignedRun(trajectory(names, **options), success, work_checked=checked)
 
 
 def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "check") -> Judgement:
@@ -171,7 +173,7 @@ def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "che
     )
 
 
-def render(item: Run, position: int) -> StepSample | None:
+def render(item: AlignedRun, position: int) -> StepSample | None:
     """What mine.py renders."""
     sample = action_sample(item.trajectory, position, CONFIG, lambda text: len(text) // 4)
     return sample if isinstance(sample, StepSample) else None
@@ -184,12 +186,12 @@ def on_page(found: Trajectory, number: int, observation: Observation) -> Traject
     return replace(found, steps=tuple(steps))
 
 
-def write_folder(path: Path, runs: Sequence[Run], *, config: dict[str, Any] | None = None) -> Path:
+def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, Any] | None = None) -> Path:
     """A run folder as collect.py and evaluate.py leave it, with the pictures that its steps name."""
     path.mkdir(parents=True)
     (path / "screenshots").mkdir()
     PIL.Image.new("RGB", (64, 48), "white").save(path / picture().path)
-    save_prompt_config(CONFIG, path / "prompt_config.json")
+    write_json(path / "prompt_config.json", CONFIG)
     (path / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
     write_records(path / "trajectories.rank0.jsonl", Trajectory, [item.trajectory for item in runs])
     verdicts: dict[bool | None, Verdict] = {True: "success", False: "not_success", None: "unparsed"}
@@ -199,3 +201,29 @@ def write_folder(path: Path, runs: Sequence[Run], *, config: dict[str, Any] | No
         [judgement(item.trajectory, verdicts[item.success]) for item in runs],
     )
     return path
+
+
+def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
+    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does
+    not parse; `hostile` puts markup into texts.
+    """
+    runs = []
+    for number, sign in enumerate(wins):
+        names = {"+": GOOD, "-": BAD, "?": "junk junk"}[sign]
+        item = run(names, sign == "+", task_id=f"t{number // 3}", name=f"n{number % 3}", split="held-out")
+        item = replace(
+            item, trajectory=replace(item.trajectory, source=replace(item.trajectory.source, run=number % 3))
+        )
+        if hostile:
+            steps = tuple(
+                replace(old, observation=replace(old.observation, url=EVIL, title=EVIL), response_text=EVIL)
+                for old in item.trajectory.steps
+            )
+            steps = (*steps, replace(step(9, "junk"), response_text=EVIL))
+            task = replace(item.trajectory.task, text=EVIL)
+            item = replace(
+                item,
+                trajectory=replace(item.trajectory, steps=steps, task=task, final_text=EVIL, guide_in=EVIL),
+            )
+        runs.append(item)
+    return write_folder(path, runs)

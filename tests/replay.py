@@ -15,14 +15,14 @@ from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit
 import PIL.Image
 import pytest
 
-import collect
-import evaluate
+from rmsweb import runner
 from rmsweb.browser.actions import with_defaults
 from rmsweb.browser.state import fingerprint
-from rmsweb.playground.environment import SEARCH_URL
+from rmsweb.playground.environment import ENVIRONMENTS, SEARCH_URL
 from rmsweb.playground.sites import SiteSession
 from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page, Suggest, choose_url
 from rmsweb.playground.tasks import world_of
+from rmsweb.prompt import PromptConfig
 from rmsweb.records import Action, ActionResult, Element, Image, Judgement, Observation, Tab, Task, Trajectory
 from rmsweb.runner import Launch, OpenSession
 
@@ -290,13 +290,14 @@ class ReplayEnvironment:
 class NoBrowser:
     """What stands for a browser process where sessions need none."""
 
-    alive = True
+    restarts = 0
 
 
-def replay_pool(folder: Path, *, viewport: tuple[int, int], **options: Any) -> tuple[Launch, OpenSession]:
+def replay_pool(folder: Path, *, config: PromptConfig, **options: Any) -> tuple[Launch, OpenSession]:
     """What `runner.browser_pool` gives, over replay sessions: every page has the same small picture, which
     lies in the run folder.
     """
+    viewport = config.viewport
 
     @asynccontextmanager
     async def launch() -> AsyncIterator[NoBrowser]:
@@ -317,8 +318,7 @@ def replay_pool(folder: Path, *, viewport: tuple[int, int], **options: Any) -> t
 
 
 def without_browser(patch: pytest.MonkeyPatch) -> None:
-    """Lets collect.py and evaluate.py work on the replay; everything else of them is as it is."""
-    for script in (collect, evaluate):
-        patch.setattr(script, "PlaygroundEnvironment", ReplayEnvironment)
-        patch.setattr(script, "browser_pool", replay_pool)
-        patch.setattr(script, "find_chromium", lambda: None)
+    """Let collect.py and evaluate.py work on the replay; everything else of them is as it is."""
+    patch.setitem(ENVIRONMENTS, "playground", ReplayEnvironment)
+    patch.setattr(runner, "browser_pool", replay_pool)
+    patch.setattr(runner, "find_chromium", lambda: None)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from replay import ReplayEnvironment, ReplaySession
 
-from rmsweb.agent import AgentOptions, Episode
-from rmsweb.collection.loop import Attempt, collect_task, reflect
-from rmsweb.mining.alignment import Run
+from rmsweb.agent import Episode
+from rmsweb.collection.loop import Attempt, LoopConfig, collect_task, reflect
+from rmsweb.mining.alignment import AlignedRun
 from rmsweb.playground.tasks import World
 from rmsweb.playground.teacher import ROLES
 from rmsweb.prompt import PromptConfig, load_prompt_config, render_text
@@ -40,10 +40,7 @@ async def attempt(
     """One judged episode over the replay; a stalled loop ends it, as in collection."""
     session, environment = ReplaySession(PICTURE), ReplayEnvironment()
     start = await environment.reset(session, world.task())
-    source, options = (
-        Source(script="test", policy="replay", seed=seed),
-        AgentOptions(max_steps=12, stop_on_stall=True),
-    )
+    source = Source(script="test", policy="replay", seed=seed)
     episode = Episode(
         policy=policy,
         session=session,
@@ -52,7 +49,8 @@ async def attempt(
         source=source,
         seed=seed,
         config=config,
-        options=options,
+        max_steps=12,
+        stop_on_stall=True,
         guide=guide,
     )
     trajectory = await episode.run(start)
@@ -64,6 +62,7 @@ async def _rounds(world: World) -> list[tuple[Trajectory, Judgement]]:
     attempts: list[Attempt] = []
     await collect_task(
         attempts,
+        LoopConfig(),
         run=lambda number, guide: attempt(
             scripted("scripted-teacher"), world, f"{world.task_id}/{number}", number, guide
         ),
@@ -82,6 +81,6 @@ def collect_pool(worlds: Sequence[World]) -> list[tuple[Trajectory, Judgement]]:
     return asyncio.run(_collect(worlds))
 
 
-def runs_of(pool: Sequence[tuple[Trajectory, Judgement]]) -> list[Run]:
+def runs_of(pool: Sequence[tuple[Trajectory, Judgement]]) -> list[AlignedRun]:
     """The pool as mining takes it."""
-    return [Run(trajectory, judgement.verdict == "success") for trajectory, judgement in pool]
+    return [AlignedRun(trajectory, judgement.verdict == "success") for trajectory, judgement in pool]

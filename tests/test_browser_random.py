@@ -13,7 +13,8 @@ from random_pages import COVER, LOGGER, SHIFT, pages
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.browser.state import render_nodes
-from rmsweb.records import Action, Observation, dumps
+from rmsweb.jsonl import dumps
+from rmsweb.records import Action, Observation
 
 __all__ = ["lab"]
 # A page that fails is longer than Hypothesis likes to print; its warning would stand in place of what failed.
@@ -185,7 +186,7 @@ def test_a_form_that_hides_its_methods_keeps_no_press_from_its_button(lab: Lab) 
 
 @settings(max_examples=25, **COMMON)
 @given(pages(), STEPS)
-def test_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
+def test_random_pages_keep_the_laws(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
     """A few pages, for every run of the tests: a click, then two actions of any kind."""
     act_on(lab, page, steps)
 
@@ -193,6 +194,8 @@ def test_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, 
 @pytest.mark.slow
 @settings(max_examples=200, **COMMON)
 @given(pages(), STEPS)
-def test_two_hundred_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
+def test_two_hundred_random_pages_keep_the_laws(
+    lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]
+) -> None:
     """The same law on many pages."""
     act_on(lab, page, steps)

@@ -92,7 +92,7 @@ def test_a_judgement_records_the_request_and_the_words() -> None:
     assert judge.calls[0][1] == "judge"
 
 
-def test_who_judges() -> None:
+def test_a_check_comes_before_the_judge_and_nobody_is_asked_without_a_done() -> None:
     """Without an executed `done` nobody is asked; a site's check comes before the LLM; with neither the run
     stops.
     """
@@ -141,7 +141,7 @@ def test_failure_labels_are_strict(text: str) -> None:
         '{"category":"date","confidence":true}',
     ],
 )
-def test_labels_that_do_not_count(text: str) -> None:
+def test_unknown_categories_and_impossible_confidences_are_no_labels(text: str) -> None:
     """Unknown categories and missing or impossible confidences are no labels."""
     assert parse_failure_label(text) is None
 

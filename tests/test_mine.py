@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 from chat_server import Answer, chat_server, completion
-from mining_world import CONFIG, run, write_folder
+from mining_world import BAD, CONFIG, GOOD, run, write_folder
 
 import mine
 from rmsweb.config import main_guard
-from rmsweb.prompt import save_prompt_config
-from rmsweb.records import AuditRow, Image, MinedState, StepSample, read_records
-
-GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
+from rmsweb.jsonl import read_records, write_json
+from rmsweb.records import AuditRow, Image, MinedState, StepSample
 
 
 def call(*words: object) -> int:
@@ -173,7 +171,7 @@ def _no_folder(folder: Path) -> None:
 
 
 def _other_config(folder: Path) -> None:
-    save_prompt_config(replace(CONFIG, history_steps=3), folder / "prompt_config.json")
+    write_json(folder / "prompt_config.json", replace(CONFIG, history_steps=3))
 
 
 def _torn(folder: Path) -> None:

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_world import VERBS, on_page, page, render, run, step, trajectory
 
-from rmsweb.mining.alignment import W_PRIOR, Aligned, Contrast, Run, action_score, category_score, state_score
+from rmsweb.jsonl import dumps
+from rmsweb.mining.alignment import (
+    W_PRIOR,
+    AlignedRun,
+    AlignedStep,
+    Contrast,
+    action_score,
+    category_score,
+    state_score,
+)
 from rmsweb.mining.search import (
     DOMAIN_CAP,
     MIN_CATEGORY,
@@ -22,44 +31,44 @@ from rmsweb.mining.search import (
     W_STATE,
     Found,
     Judge,
-    Label,
     Mined,
-    Settings,
+    MinerConfig,
     apply_cap,
     best_candidate,
     candidates,
     cap_corpus,
+    corpus_report,
     label_pair,
     mine,
     pairs,
-    report,
-    summary,
+    run_summary,
 )
-from rmsweb.records import Scores, dumps
+from rmsweb.mining.taxonomy import Label
+from rmsweb.records import Scores, Trajectory
 
-SURE: Label = ("constraint", 0.9, "judge")
+SURE = Label("constraint", 0.9)
 verbs = st.sampled_from(sorted(set(VERBS) - {"done"}))
 walks = st.lists(verbs, min_size=1, max_size=5).map(lambda names: " ".join([*names, "done"]))
 
 
 def labels(*answers: tuple[str, float] | None) -> Judge:
     """A judge that gives these answers in turn, then the last one for ever."""
-    queue = list(answers)
+    queue = [answer and Label(*answer) for answer in answers]
 
-    async def judge(pair: Contrast, first: tuple[str, float] | None) -> tuple[str, float] | None:
+    async def judge(pair: Contrast, first: Label | None) -> Label | None:
         return queue.pop(0) if len(queue) > 1 else queue[0]
 
     return judge
 
 
-def mined(runs: list[Run], judge: Judge | None = None, **settings: bool) -> Mined:
-    return asyncio.run(mine(runs, render=render, judge=judge, settings=Settings(**settings)))
+def mined(runs: list[AlignedRun], judge: Judge | None = None, **settings: bool) -> Mined:
+    return asyncio.run(mine(runs, render=render, judge=judge, config=MinerConfig(**settings)))
 
 
 def aligned(
     name: str, *, progress: float = 0.0, path: str = "/", memory: str = "", shift: int = 0
-) -> Aligned:
-    return Aligned(step(1, name, path=path, memory=memory, shift=shift), progress)
+) -> AlignedStep:
+    return AlignedStep(step(1, name, path=path, memory=memory, shift=shift), progress)
 
 
 # ----------------------------------------------------------------------------------------------------- scores
@@ -80,7 +89,8 @@ def test_a_state_is_like_itself_whatever_its_indices() -> None:
     assert state_score(here, aligned("add", path="/other")) < 1
     assert state_score(here, aligned("add", progress=1.0)) < 1
     assert (
-        state_score(here, Aligned(replace(here.step, observation=page("/", text="something else")), 0.0)) < 1
+        state_score(here, AlignedStep(replace(here.step, observation=page("/", text="something else")), 0.0))
+        < 1
     )
 
 
@@ -120,7 +130,7 @@ def test_the_prior_alone_never_passes() -> None:
     """Without local evidence the surest label stays below the threshold of S_category."""
     pair = Contrast(run("scroll back done", True), run("scroll scroll back scroll", False))
     for candidate in candidates(pair):
-        assert category_score(pair, candidate, "constraint", 1.0) < MIN_CATEGORY
+        assert category_score(pair, candidate, Label("constraint", 1.0)) < MIN_CATEGORY
     assert W_PRIOR < MIN_CATEGORY
 
 
@@ -129,8 +139,8 @@ def test_shared_evidence_counts_against() -> None:
     success = run("open select add done", True)
     without, shared = run("open add add done", False, name="b"), run("open select blue done", False, name="c")
     item = candidates(Contrast(success, without))[0]
-    assert category_score(Contrast(success, without), item, "constraint", 0.8) > category_score(
-        Contrast(success, shared), item, "constraint", 0.8
+    assert category_score(Contrast(success, without), item, SURE) > category_score(
+        Contrast(success, shared), item, SURE
     )
 
 
@@ -188,7 +198,7 @@ def test_a_step_with_an_error_is_no_target() -> None:
     success = run("open select add done", True)
     steps = list(success.trajectory.steps)
     steps[1] = step(2, "select", error="gone")
-    broken = Run(replace(success.trajectory, steps=tuple(steps)), True)
+    broken = AlignedRun(replace(success.trajectory, steps=tuple(steps)), True)
     assert not any(
         item.success_step == 1 for item in candidates(Contrast(broken, run("open add done", False, name="b")))
     )
@@ -198,7 +208,7 @@ def test_the_later_step_wins_a_tie() -> None:
     """Of candidates with the same score the later one is kept."""
     pair = Contrast(run("open select select add done", True), run("add", False, name="b"))
     found = [replace(item, state=1.0, action=1.0) for item in candidates(pair) if item.success_step in (1, 2)]
-    best = best_candidate(pair, found, ("runtime", 1.0, "rule"), render)
+    best = best_candidate(pair, found, Label("runtime", 1.0, "rule"), render)
     assert best == "runtime_gate"
     kept = best_candidate(pair, found, SURE, render)
     assert isinstance(kept, Found)
@@ -231,16 +241,16 @@ def test_gates_need_a_picture_and_a_sample(kept: str) -> None:
     """
     runs = [run("open select add done", True), run("open add done", False, name="b")]
     if kept == "sample":
-        runs = [Run(_without_pictures(item), item.success) for item in runs]
+        runs = [AlignedRun(_without_pictures(item), item.success) for item in runs]
         result = mined(runs)
         assert +result.rejected == Counter(no_picture=1)
     else:
-        result = asyncio.run(mine(runs, render=lambda item, position: None, judge=None))
+        result = asyncio.run(mine(runs, render=lambda item, position: None, judge=None, config=MinerConfig()))
         assert +result.rejected == Counter(no_sample=1)
     assert not result.found
 
 
-def _without_pictures(item: Run):  # type: ignore[no-untyped-def]
+def _without_pictures(item: AlignedRun) -> Trajectory:
     found = item.trajectory
     for number, old in enumerate(found.steps):
         found = on_page(found, number, replace(old.observation, screenshot=None))
@@ -253,10 +263,10 @@ def _without_pictures(item: Run):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ((("date", 0.9),), ("date", 0.9, "judge")),
-        ((("date", 0.5), ("boundary", 0.8)), ("boundary", 0.8, "review")),
-        ((("date", 0.5), ("boundary", 0.4)), ("boundary", 0.4, "review")),
-        ((("date", 0.5), None), ("date", 0.5, "review")),
+        ((("date", 0.9),), Label("date", 0.9, "judge")),
+        ((("date", 0.5), ("boundary", 0.8)), Label("boundary", 0.8, "review")),
+        ((("date", 0.5), ("boundary", 0.4)), Label("boundary", 0.4, "review")),
+        ((("date", 0.5), None), Label("date", 0.5, "review")),
     ],
 )
 def test_labels_below_seventy_are_reviewed(answers: tuple[tuple[str, float], ...], expected: Label) -> None:
@@ -269,13 +279,13 @@ def test_labels_below_seventy_are_reviewed(answers: tuple[tuple[str, float], ...
 def test_the_rules_decide_where_the_judge_is_unsure(answers: tuple[tuple[str, float] | None, ...]) -> None:
     """Below 0.35 after the review, and where no answer can be read, the rule category stands."""
     pair = Contrast(run("open select add done", True), run("open add done", False, name="b"))
-    assert asyncio.run(label_pair(pair, labels(*answers)))[2] == "rule"
+    assert asyncio.run(label_pair(pair, labels(*answers))).source == "rule"
     assert asyncio.run(label_pair(pair, labels(*answers))) == asyncio.run(label_pair(pair, None))
 
 
 def test_the_judge_sees_the_last_steps_by_element() -> None:
     """The summary names elements by their text and says how the run ended."""
-    seen = summary(run("open select add done", True))
+    seen = run_summary(run("open select add done", True))
     assert "'color' red" in seen
     assert "Ended: done" in seen
 
@@ -299,7 +309,7 @@ def test_the_order_of_the_pool_does_not_matter(rows: list[tuple[str, bool, str]]
     assert [(dumps(item.state), dumps(item.audit)) for item in one.found] == [
         (dumps(item.state), dumps(item.audit)) for item in two.found
     ]
-    assert report(one) == report(two)
+    assert corpus_report(one) == corpus_report(two)
 
 
 @given(walks, walks)
@@ -339,7 +349,7 @@ def test_only_the_success_side_enters_rl() -> None:
         for old in failure.steps
     )
     hostile = replace(failure, steps=steps, final_text=evil, guide_in=evil, guide_out=evil, error=evil)
-    result = mined([success, Run(hostile, False)], labels(("constraint", 0.9)))
+    result = mined([success, AlignedRun(hostile, False)], labels(("constraint", 0.9)))
     assert len(result.found) == 1
     assert evil not in dumps(result.found[0].state)
     assert evil in dumps(result.found[0].audit)  # the audit file is where it belongs
@@ -443,7 +453,7 @@ def test_the_report_counts_everything_once() -> None:
         run("open add done", False, name="b"),
         run("open select add done", False, name="c"),
     ]
-    counts = report(mined(runs))
+    counts = corpus_report(mined(runs))
     assert counts["pairs"] == counts["states"] + sum(counts["rejected"].values())
     assert all(sum(bins) == counts["states"] for bins in counts["score_histograms"].values())
     assert counts["verbs"] == {"select_dropdown_option": 1}

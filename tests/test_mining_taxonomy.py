@@ -8,15 +8,16 @@ import pytest
 from mining_world import TASK, on_page, page, step, trajectory
 
 from rmsweb.mining.taxonomy import (
+    BY_NAME,
     CATEGORIES,
     MODES,
-    closing,
     features,
     features_text,
     is_blocked,
     moves_of,
     rule_label,
-    violations,
+    signs_of,
+    traits_of,
 )
 
 
@@ -46,10 +47,13 @@ def test_a_failed_action_is_no_move() -> None:
 def test_every_mode_has_rules(category: str) -> None:
     """Closing behaviour and violation are defined for each mode, on empty windows too."""
     window = trajectory("open select add done").steps
-    wanted = closing(category, window, TASK)
+    mode = BY_NAME[category]
+    wanted = mode.closing(window, TASK)
     assert wanted <= {move for found in window for move in moves_of(found)}
-    assert closing(category, [], TASK) == frozenset()
-    violations(category, [], wanted, ended="done", has_end=True)
+    assert mode.closing([], TASK) == frozenset()
+    mode.violated([], wanted, "done")
+    assert mode.trait in traits_of(moves_of(window[0])[0], window[0], frozenset())
+    assert set(mode.signs) <= signs_of([], wanted, "").keys()
 
 
 def test_a_skipped_option_violates_the_constraint() -> None:
@@ -57,10 +61,11 @@ def test_a_skipped_option_violates_the_constraint() -> None:
     does not.
     """
     good, bad = trajectory("open select add done").steps, trajectory("open add done").steps
-    wanted = closing("constraint", good[:3], TASK)
+    mode = BY_NAME["constraint"]
+    wanted = mode.closing(good[:3], TASK)
     assert {move.value for move in wanted if move.verb == "select_dropdown_option"} == {"red"}
-    assert violations("constraint", bad[:2], wanted, ended="done", has_end=False)
-    assert not violations("constraint", good[:3], wanted, ended="done", has_end=False)
+    assert mode.violated(bad[:2], wanted, "")
+    assert not mode.violated(good[:3], wanted, "")
 
 
 @pytest.mark.parametrize(
@@ -76,9 +81,9 @@ def test_rules_point_at_plain_failures(names: str, category: str) -> None:
     found = features(
         "Buy a lamp with color red under 100 at shop", trajectory("open select add done"), trajectory(names)
     )
-    label, confidence = rule_label(found)
-    assert label in (category, "controls")
-    assert 0 < confidence <= 1
+    label = rule_label(found)
+    assert label.category in (category, "controls")
+    assert 0 < label.confidence <= 1
     assert "failed run" in features_text(found)
 
 
@@ -99,7 +104,7 @@ def test_every_mode_can_be_the_rules_label(category: str) -> None:
     found = (
         replace(plain, **dict(zip(changes, values, strict=True))) for values in product(*changes.values())
     )
-    assert any(rule_label(item)[0] == category for item in found)
+    assert any(rule_label(item).category == category for item in found)
 
 
 def test_blocked_pages_are_recognised() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from tiny_model import tiny_policy
 
+from rmsweb.engine import serve
 from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.engine.serve import CheckpointPolicy
 from rmsweb.records import Image, Message, Text
@@ -14,10 +15,17 @@ def ask(text):
     return [Message(role="user", parts=(Text(tag="task", text=text),))]
 
 
-def test_concurrent_requests_share_a_batch_and_get_their_own_answers(tmp_path):
+def test_concurrent_requests_share_a_batch_and_get_their_own_answers(tmp_path, monkeypatch):
     """Twelve requests at once make few batches; each answer is that of its prompt and seed alone."""
     model = tiny_policy()
     served = CheckpointPolicy(model, tmp_path, window_s=0.05)
+    batches = []
+
+    def counted(policy, prompts, **options):
+        batches.append(len(prompts))
+        return sample(policy, prompts, **options)
+
+    monkeypatch.setattr(serve, "sample", counted)
 
     async def everybody():
         return await asyncio.gather(
@@ -26,7 +34,8 @@ def test_concurrent_requests_share_a_batch_and_get_their_own_answers(tmp_path):
 
     replies = asyncio.run(everybody())
     served.close()
-    assert served.num_batches <= 2
+    assert len(batches) <= 2
+    assert sum(batches) == 12
     for i, reply in enumerate(replies):
         prompt = model.encode_prompt(ask(f"task {i}"), tmp_path)
         ((rollout,),) = sample(

@@ -31,7 +31,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize(
     "stage",
-    [stage for stage in study.stages(0, OUT) if stage.command[0] in CONFIGS],
+    [stage for stage in study.Plan(0, OUT).stages() if stage.command[0] in CONFIGS],
     ids=lambda stage: stage.name,
 )
 def test_commands_fit_their_scripts(stage: study.Stage) -> None:
@@ -49,7 +49,7 @@ def test_stages_read_only_what_they_need_and_no_held_out_task() -> None:
     evaluations name the held-out split.
     """
     earlier: set[str] = set()
-    for stage in study.stages(3, OUT):
+    for stage in study.Plan(3, OUT).stages():
         assert set(stage.needs) <= earlier
         read = {
             Path(part).relative_to(folder).parts[0]
@@ -67,7 +67,7 @@ def test_stages_read_only_what_they_need_and_no_held_out_task() -> None:
 
 def test_seeds_share_the_tasks_and_the_teachers_runs_alone() -> None:
     """The stages of SHARED are the same for two seeds, no other is."""
-    first, second = (study.stages(seed, OUT.with_name(f"seed{seed}")) for seed in (0, 1))
+    first, second = (study.Plan(seed, OUT.with_name(f"seed{seed}")).stages() for seed in (0, 1))
     assert {ours.name for ours, other in zip(first, second, strict=True) if ours == other} == set(
         study.SHARED
     )
@@ -150,15 +150,12 @@ def test_the_details_add_up_the_seeds_and_average_the_steps() -> None:
     assert text.endswith("| total | 101 | 101 |")
 
 
-@pytest.mark.parametrize(
-    ("file", "tables"), [("README.md", study.markdown), ("docs/study.md", study.details)]
-)
+@pytest.mark.parametrize("tables", [study.markdown, study.details])
 def test_documents_show_the_committed_results(
-    file: str, tables: Callable[[list[dict[str, Any]]], Iterator[str]]
+    tables: Callable[[list[dict[str, Any]]], Iterator[str]],
 ) -> None:
-    """Where results are committed, their tables stand in the documents as --table and --details print them."""
+    """Where results are committed, docs/study.md has their tables as --table and --details print them."""
     results = study.load_results()
-    assert not results or "\n".join(tables(results)) in (Path(__file__).parent.parent / file).read_text(
-        encoding="utf-8"
-    )
+    document = Path(__file__).parent.parent / "docs" / "study.md"
+    assert not results or "\n".join(tables(results)) in document.read_text(encoding="utf-8")
     assert all({"commit", "date", "seconds", "policies"} <= item.keys() for item in results)

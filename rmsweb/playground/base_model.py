@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import json
 import math
+import operator
 import random
 import sys
 import tempfile
@@ -31,8 +32,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from rmsweb.engine.packing import EncodedPrompt, Group, Pack, make_pack
+from rmsweb.engine.distributed import Ranks
+from rmsweb.engine.packing import Bundle, EncodedPrompt, Pack, make_pack
 from rmsweb.engine.policy import PolicyModel
+from rmsweb.engine.training import Trainer, TrainerConfig
 from rmsweb.playground.drills import NUM_VALUES, STAGES, Drill, Words
 from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Image
@@ -60,6 +63,8 @@ REPLAY = 0.2  # share of a batch that comes from older stages
 # steps; look-up is found while the rate is still low (at 1e-3 from step 50 on it was not found in 1,600
 # steps)
 WARM_UP = 400
+PEAK_RATE = 1e-3
+BATCH = 16  # drills
 
 # -------------------------------------------------------------------------------------------------- tokenizer
 
@@ -213,7 +218,7 @@ class DrillEncoder:
                 drill.page and not drill.chat and "<browser_state>" not in str(drill.page[0].parts)
             ):  # recall: one causal row
                 ids, turn_weights = [[i for row in ids for i in row]], [torch.cat(turn_weights)]
-            groups.append(Group(prompt=self.page(drill), responses=tuple(torch.tensor(row) for row in ids)))
+            groups.append(Bundle(prompt=self.page(drill), responses=tuple(torch.tensor(row) for row in ids)))
             weights += turn_weights
         return DrillBatch(make_pack(groups), torch.cat(weights))
 
@@ -227,9 +232,9 @@ def accuracy(logprobs: Tensor, weights: Tensor) -> float:
 def skills(
     policy: PolicyModel, encoder: DrillEncoder, words: Words, seed: int = 1, count: int = 64
 ) -> dict[str, float]:
-    """Accuracy on fresh drills of every stage."""
+    """Return the accuracy on fresh drills of every stage."""
     result = {}
-    with torch.no_grad():
+    with policy.evaluating():
         for stage in STAGES:
             r = random.Random(f"{seed}/{stage.__name__}")
             batch = encoder.batch([stage(r, words) for _ in range(count)])
@@ -237,48 +242,53 @@ def skills(
     return result
 
 
-def train(
-    policy: PolicyModel,
-    encoder: DrillEncoder,
-    words: Words,
-    *,
-    seed: int,
-    seconds: float,
-    batch_size: int = 16,
-    lr: float = 1e-3,
-) -> None:
-    """Staged drills for `seconds` of CPU time; the rate falls over the last 40% of it."""
-    text = policy.model.model.language_model
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    r, stage, running, step, start = random.Random(seed), 0, 0.0, 0, time.process_time()
-    while (elapsed := time.process_time() - start) < seconds:
-        drills = [
-            STAGES[stage if r.random() >= REPLAY or stage == 0 else r.randrange(stage)](r, words)
-            for _ in range(batch_size)
-        ]
-        batch = encoder.batch(drills)
+def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int, seconds: float) -> None:
+    """Train on staged drills for `seconds` of CPU time; the rate falls over the last 40% of it.
+
+    The run folder lies beside the pictures of the encoder.
+    """
+    r, stage, running, start = random.Random(seed), 0, 0.0, time.process_time()
+
+    def rate(step: int) -> float:
+        left = 1 - (time.process_time() - start) / seconds
+        return PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * min(1.0, max(0.05, left / 0.4))
+
+    def draw() -> Drill:
+        """Draw a drill of this stage, or now and then of an older one."""
+        chosen = stage if r.random() >= REPLAY or stage == 0 else r.randrange(stage)
+        return STAGES[chosen](r, words)
+
+    def step() -> dict[str, object] | None:
+        nonlocal stage, running
+        elapsed = time.process_time() - start
+        if elapsed >= seconds:
+            return None
+        batch = encoder.batch([draw() for _ in range(BATCH)])
         logprobs = policy.response_logprobs(batch.pack)
         loss = -(logprobs * batch.weights).sum() / batch.weights.sum()
-        for group in optimizer.param_groups:
-            group["lr"] = (
-                lr
-                * min(1.0, (step + 1) / WARM_UP)
-                * min(1.0, max(0.05, (seconds - elapsed) / (0.4 * seconds)))
-            )
-        optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(text.parameters(), 1.0)
-        optimizer.step()
-        step += 1
+        trainer.optimizer.step()
         running = 0.95 * running + 0.05 * accuracy(logprobs.detach(), batch.weights)
         if stage < len(STAGES) - 1 and running > GATES[stage]:
             stage, running = stage + 1, 0.3
-            print(f"step {step}, {elapsed:.0f} s: on to {STAGES[stage].__name__}", flush=True)
-        if step % 100 == 0:
-            print(
-                f"step {step}, {elapsed:.0f} s: {STAGES[stage].__name__} loss {loss.item():.3f} accuracy {running:.3f}",
-                flush=True,
-            )
+        name = STAGES[stage].__name__
+        return {"seconds": round(elapsed), "stage": name, "loss": loss.item(), "accuracy": running}
+
+    trainer = Trainer(
+        TrainerConfig(model="", out=encoder.folder / "run"),
+        policy,
+        Ranks(0, 1, policy.device),
+        rate=rate,
+        num_steps=sys.maxsize,
+        evaluate_every=sys.maxsize,
+        save_every=sys.maxsize,
+        better=operator.gt,
+        betas=(0.9, 0.98),
+    )
+    with trainer.folder:
+        for values in trainer.run(step, lambda: None, {"seed": seed}):
+            if trainer.progress.step % 100 == 0:
+                print(json.dumps({"step": trainer.progress.step, **values}), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,11 +1,12 @@
-"""RL prompts: a record with its verified answer in tokens, and the rollouts sampled on it.
+"""The data of an RL step: a prompt with its verified answer, a group of rollouts, and the group's log-probs.
 
-Purpose: the small data types that the step and its statistics share.
+Purpose: the small types that the step and its statistics share, in the order in which a step makes them.
 
 Place in the paper: section "The Salvage-DS RL Algorithm", App. G (budgets).
-Letters: n rollouts a group, R tokens of an answer.
+Letters: n rollouts a group, R tokens of an answer, A the target's action span.
 """
 
+import random
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from rmsweb.browser.actions import parse_agent_output
 from rmsweb.engine.packing import EncodedPrompt
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Rollout
-from rmsweb.records import AgentOutput, MinedState, ParseFailure, StepSample, dumps, sha256_text
+from rmsweb.jsonl import dumps
+from rmsweb.records import AgentOutput, MinedState, ParseFailure, StepSample, sha256_text
 from rmsweb.salvage.gating import Gate
 from rmsweb.salvage.reward import Reward, score
 
@@ -84,6 +86,24 @@ def check_unique(states: Sequence[State]) -> None:
             )
 
 
+def choose_dev(states: Sequence[State], count: int, seed: int) -> dict[str, list[State]]:
+    """Draw equally many mined and ordinary dev states by seed, at most `count` together.
+
+    Where one kind is missing, all are of the other.
+
+    ours: the reward on mined states alone rises while episodes get worse.
+    """
+    mined, ordinary = (
+        [state for state in states if isinstance(state.sample, MinedState) == is_mined]
+        for is_mined in (True, False)
+    )
+    half = min(count // 2, len(mined), len(ordinary)) if mined and ordinary else count
+    return {
+        name: random.Random(seed).sample(kind, min(half, len(kind)))
+        for name, kind in (("dev_mined", mined), ("dev_ordinary", ordinary))
+    }
+
+
 def span_mask(policy: PolicyModel, text: str, span: tuple[int, int], num_tokens: int) -> Tensor:
     """Return the tokens of an answer that overlap a character span of its text, [R] bool.
 
@@ -102,6 +122,25 @@ class SampledGroup:
     rollouts: tuple[Rollout, ...]
     rewards: tuple[Reward, ...]
     gate: Gate
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An answer whose log-probs are measured for the statistics; it takes no part in the loss."""
+
+    ids: Tensor  # [R] int64
+    mask: Tensor  # [R] bool: the target's action span A
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLogProbs:
+    """Log-probs of a group's answers, [R] each and without gradient, from before a step's first update."""
+
+    group: SampledGroup
+    old: tuple[Tensor, ...]  # of the rollouts under the policy: log pi_old of Eq. 2
+    reference: tuple[Tensor, ...]  # of the rollouts under the frozen SFT policy: log pi_ref of the KL
+    probes: tuple[Probe, ...]
+    probed: tuple[Tensor, ...]  # of the probes under the policy
 
 
 class Prompts:
