@@ -4,7 +4,8 @@ Purpose: the figures of Tables 1-3 and Fig. 1 (App. A) and how sure one may be o
 of runs a task: `{"task": [True, False, True]}`. Nothing here imports the package.
 
 ours: intervals resample tasks, not runs, because the runs of a task are not independent; the same tasks are
-resampled on both sides of a comparison.
+resampled on both sides of a comparison. A bootstrap of equal or very few values has no width: there Wilson's
+interval by tasks is given instead, and a comparison of fewer than MIN_TASKS tasks decides nothing.
 """
 
 import json
@@ -18,6 +19,8 @@ import numpy as np
 
 Outcomes = Mapping[str, Sequence[bool]]
 RESAMPLES = 10_000
+MIN_TASKS = 10  # fewer tasks decide nothing
+Z95 = 1.959963984540054  # quantile of the normal distribution
 DRAWS_AT_A_TIME = 1_000_000  # bounds the memory of the bootstrap
 
 
@@ -49,6 +52,19 @@ def pass_at_k(outcomes: Outcomes, k: int) -> float:
     return sum(solved) / len(outcomes)
 
 
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a share of n tasks, in [0, 1].
+
+    >>> [round(bound, 4) for bound in wilson(0.0, 10)]
+    [0.0, 0.2775]
+    """
+    z2 = Z95**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return min(low, share), max(high, share)  # rounding may not put the share outside
+
+
 def bootstrap_mean(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
     """Return the mean of one value a task with the 95% percentile interval over resampled tasks.
 
@@ -75,29 +91,40 @@ def pass_at_1_estimate(outcomes: Outcomes, *, seed: int = 0) -> Estimate:
     >>> pass_at_1_estimate({"a": [True, False], "b": [True, True]}).value
     0.75
     """
-    return bootstrap_mean([sum(runs) / len(runs) for runs in outcomes.values() if runs], seed=seed)
+    shares = [sum(runs) / len(runs) for runs in outcomes.values() if runs]
+    found = bootstrap_mean(shares, seed=seed)
+    if not shares or (len(shares) >= MIN_TASKS and len(set(shares)) > 1):
+        return found
+    return Estimate(found.value, *wilson(found.value, len(shares)), len(shares))
 
 
 def paired_difference(ours: Outcomes, other: Outcomes, *, seed: int = 0) -> Estimate:
     """Return pass@1 of `ours` minus that of `other` over the tasks that both ran, with its 95% interval.
 
-    The interval is a paired bootstrap over tasks.
+    The interval is a paired bootstrap over tasks. Where all tasks differ alike, it is as wide as the share of
+    tasks that may differ otherwise without one of them among n (Wilson).
 
-    >>> paired_difference({"a": [True], "b": [True]}, {"a": [False], "b": [False]})
-    Estimate(value=1.0, low=1.0, high=1.0, n=2)
+    >>> found = paired_difference({"a": [True], "b": [True]}, {"a": [False], "b": [False]})
+    >>> found.value, round(found.low, 3), found.high, found.n
+    (1.0, 0.342, 1.0, 2)
     """
     shared = sorted(task for task in ours.keys() & other.keys() if ours[task] and other[task])
-    return bootstrap_mean(
-        [sum(ours[task]) / len(ours[task]) - sum(other[task]) / len(other[task]) for task in shared],
-        seed=seed,
-    )
+    values = [sum(ours[task]) / len(ours[task]) - sum(other[task]) / len(other[task]) for task in shared]
+    found = bootstrap_mean(values, seed=seed)
+    if len(set(values)) != 1:
+        return found
+    _, unseen = wilson(0.0, len(values))
+    return Estimate(found.value, max(-1.0, found.value - unseen), min(1.0, found.value + unseen), found.n)
 
 
 def evidence(difference: Estimate) -> Literal["shows", "contradicts", "undecided"]:
     """Return what a paired difference says about a claimed improvement.
 
-    It is decided if the interval excludes 0, in the claim's direction or in the other one.
+    It is decided if the interval excludes 0, in the claim's direction or in the other one, and at least
+    MIN_TASKS tasks were compared.
     """
+    if difference.n < MIN_TASKS:
+        return "undecided"
     if difference.low > 0:
         return "shows"
     return "contradicts" if difference.high < 0 else "undecided"

@@ -67,18 +67,27 @@ def test_the_bootstrap_resamples_tasks() -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.lists(runs, min_size=2, max_size=6))
 def test_paired_difference_of_a_policy_with_itself_is_zero(table: list[list[bool]]) -> None:
-    """Pairing removes what both sides share: against itself a policy has an interval of width 0."""
+    """Pairing removes what both sides share: against itself a policy differs by 0, and nothing is decided."""
     outcomes = {str(i): row for i, row in enumerate(table)}
     result = paired_difference(outcomes, outcomes | {"only there": [True]})
-    assert (result.value, result.low, result.high, result.n) == (0, 0, 0, len(table))
+    assert (result.value, result.low, result.n) == (0, -result.high, len(table))
     assert evidence(result) == "undecided"
 
 
 def test_evidence_in_both_directions() -> None:
-    """The verdict needs the interval on one side of 0."""
-    good, bad = {str(i): [True] for i in range(5)}, {str(i): [False] for i in range(5)}
-    assert evidence(paired_difference(good, bad)) == "shows"
-    assert evidence(paired_difference(bad, good)) == "contradicts"
+    """The verdict needs the interval on one side of 0, and enough tasks."""
+    for count, verdicts in ((10, ("shows", "contradicts")), (9, ("undecided", "undecided"))):
+        good, bad = ({str(i): [value] for i in range(count)} for value in (True, False))
+        assert (evidence(paired_difference(good, bad)), evidence(paired_difference(bad, good))) == verdicts
+
+
+@given(st.integers(1, 60), st.booleans())
+def test_equal_or_few_outcomes_have_an_interval_of_some_width(count: int, solved: bool) -> None:
+    """Three tasks that all fail do not show a rate of exactly 0, nor does one that succeeds show 100 %."""
+    result = pass_at_1_estimate({str(i): [solved] for i in range(count)})
+    assert (result.value, result.n) == (float(solved), count)
+    assert result.high - result.low > 0.05
+    assert result.low <= result.value <= result.high
 
 
 def test_costs_follow_the_table_of_prices(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def _differs(a: Move, b: Move) -> bool:
     if (a.tag, a.label) != (b.tag, b.label):
         return True
     if a.verb == "go_to_url":
-        return compare_urls(a.value, b.value) not in ("same", "query differs")
+        return compare_urls(a.value, b.value) != "same"
     return not texts_similar(a.value, b.value)
 
 

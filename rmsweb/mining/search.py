@@ -36,6 +36,7 @@ from rmsweb.records import AuditRow, MinedState, Scores, StepSample, sha256_text
 
 W_STATE, W_ACTION, W_CATEGORY = 0.50, 0.25, 0.25  # App. K
 MIN_STATE, MIN_TOTAL, MIN_CATEGORY = 0.60, 0.62, 0.45  # App. K
+DIGITS = 9  # what is compared with a threshold of the paper is rounded to 1e-9 first
 REVIEW_BELOW = 0.70  # App. K: a second pass
 RULE_BELOW = 0.35  # ours: "very low"
 DOMAIN_CAP, OBSTRUCTION_CAP = 0.30, 0.10  # App. K
@@ -117,7 +118,7 @@ def candidates(pair: Contrast, *, strict_non_terminal: bool = False) -> list[Can
             if contrast is None or (strict_non_terminal and b.is_done):
                 continue
             state = state_score(a, b)
-            if state >= MIN_STATE:
+            if round(state, DIGITS) >= MIN_STATE:
                 found.append(Candidate(i, j, state, contrast))
     return found
 

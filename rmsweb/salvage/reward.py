@@ -9,7 +9,8 @@ Deviations:
 1. `ours:` rules for the actions that Table 4 does not list, in the same four levels (table `RULES`).
 2. `ours:` None, False and a missing flag are equal, and so are frame 0 and no frame; the engine of a search
    is ignored.
-3. `ours:` a URL whose query contradicts a date of the target is another destination (0.3, not 0.7;
+3. `ours:` scheme (http, https), `www.`, default port, trailing slash and tracking parameters are no part of
+   a URL's identity. A URL whose query contradicts a date of the target is another destination (0.3, not 0.7;
    `similarity.compare_urls`).
 4. `ours:` an index that the prompt does not show is invalid (0.0, not 0.3), where the prompt's indices are
    known.
@@ -17,7 +18,8 @@ Deviations:
    all others 1.0.
 6. `ours:` rewards are rounded to 1e-9, because an exact 0.55 comes out just below 0.55 in plain floats.
 
-Known consequences of 5. It narrows contrast: with two target actions of equal weight, exact against 0.7 in
+Known consequences of 5. It rewards hedging: a guess of two clicks, one of them right, earns 0.667 and is
+competent. It narrows contrast: with two target actions of equal weight, exact against 0.7 in
 one of them is 1.0 against 0.85, whose sigma among eight rollouts is at most 0.080, so such a group never
 passes the std gate. It can call a partly wrong step competent: one exact and one wrong key is 0.65, one of
 two actions left out 0.667. Training logs the share of multi-action targets by gate outcome.
