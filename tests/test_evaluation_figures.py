@@ -42,7 +42,7 @@ def row(task: str, run: int, success: bool, **fields: object) -> RunRow:
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_figures_of_complete_runs_are_plain_means(table: list[list[bool]]) -> None:
-    """pass@1 is the mean over runs, pass@3 the share of tasks solved once, steps the mean of the successes."""
+    """pass@1 is the mean over runs, pass@3 the share of tasks solved once, steps are over successes."""
     rows = [
         row(str(task), run, success) for task, runs in enumerate(table) for run, success in enumerate(runs)
     ]
