@@ -178,10 +178,6 @@ def test_spellings_of_a_url(host: str, path: list[str]) -> None:
     assert c.compare_urls(f"https://{plain}", f"http://www.{plain}/?utm_medium=x") == "same"
 
 
-def test_sets_of_words() -> None:
-    """Word n-grams and containment, as the contamination check uses them."""
-    assert c.ngrams("One two", 3) == {("one", "two")}
-    assert c.ngrams("", 3) == set()
-    assert c.containment([1, 2, 3], [3]) == 1.0
-    assert c.containment([], [3]) == 0.0
+def test_a_host_has_no_www_and_no_port() -> None:
+    """The host of an address, folded."""
     assert c.host_of("https://www.Shop.localhost:81/x") == "shop.localhost"
