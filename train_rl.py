@@ -51,9 +51,10 @@ from rmsweb.engine.training import (
     save_checkpoint,
     save_training_state,
 )
+from rmsweb.jsonl import write_json
 from rmsweb.prompt import PromptConfig, load_shared_prompt_config
 from rmsweb.records import MinedState, Split
-from rmsweb.runs import RunWriter, write_json
+from rmsweb.runs import RunWriter
 from rmsweb.salvage.gating import MIN_STD
 from rmsweb.salvage.objective import CLIP_HIGH, CLIP_LOW, KL_WEIGHT, SALVAGE_WEIGHT, ObjectiveConfig
 from rmsweb.salvage.states import State, make_state

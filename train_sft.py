@@ -37,9 +37,10 @@ from rmsweb.engine.training import (
     save_training_state,
     score,
 )
+from rmsweb.jsonl import write_json
 from rmsweb.prompt import PromptConfig, load_shared_prompt_config
 from rmsweb.records import Split, StepSample, derive_seed
-from rmsweb.runs import RunWriter, write_json
+from rmsweb.runs import RunWriter
 
 DEV_CHUNK = 64  # dev samples scored at a time
 

@@ -9,9 +9,10 @@ from typing import Any
 import PIL.Image
 
 from rmsweb.browser.actions import canonical_text, parse_action
-from rmsweb.collection.loop import action_sample
+from rmsweb.collection.filters import action_sample
+from rmsweb.jsonl import write_json, write_records
 from rmsweb.mining.alignment import AlignedRun
-from rmsweb.prompt import PromptConfig, save_prompt_config
+from rmsweb.prompt import PromptConfig
 from rmsweb.records import (
     Action,
     ActionResult,
@@ -29,7 +30,6 @@ from rmsweb.records import (
     Task,
     Trajectory,
     Verdict,
-    write_records,
 )
 
 CONFIG = PromptConfig(thinking=False)
@@ -189,7 +189,7 @@ def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, An
     path.mkdir(parents=True)
     (path / "screenshots").mkdir()
     PIL.Image.new("RGB", (64, 48), "white").save(path / picture().path)
-    save_prompt_config(CONFIG, path / "prompt_config.json")
+    write_json(path / "prompt_config.json", CONFIG)
     (path / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
     write_records(path / "trajectories.rank0.jsonl", Trajectory, [item.trajectory for item in runs])
     verdicts: dict[bool | None, Verdict] = {True: "success", False: "not_success", None: "unparsed"}

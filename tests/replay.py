@@ -14,14 +14,14 @@ from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit
 import PIL.Image
 import pytest
 
-import collect
-import evaluate
+from rmsweb import runner
 from rmsweb.browser.actions import with_defaults
 from rmsweb.browser.state import fingerprint
-from rmsweb.playground.environment import SEARCH_URL
+from rmsweb.playground.environment import ENVIRONMENTS, SEARCH_URL
 from rmsweb.playground.sites import SiteSession
 from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page, Suggest, choose_url
 from rmsweb.playground.tasks import world_of
+from rmsweb.prompt import PromptConfig
 from rmsweb.records import Action, ActionResult, Element, Image, Judgement, Observation, Tab, Task, Trajectory
 from rmsweb.runner import Launch, OpenSession
 
@@ -287,14 +287,15 @@ class ReplayEnvironment:
 class NoBrowser:
     """A browser process for sessions that need none."""
 
-    alive = True
+    restarts = 0
 
 
-def replay_pool(folder: Path, *, viewport: tuple[int, int], **options: Any) -> tuple[Launch, OpenSession]:
+def replay_pool(folder: Path, *, config: PromptConfig, **options: Any) -> tuple[Launch, OpenSession]:
     """Return what `runner.browser_pool` gives, over replay sessions.
 
     Every page has the same small picture, which lies in the run folder.
     """
+    viewport = config.viewport
 
     @asynccontextmanager
     async def launch() -> AsyncIterator[NoBrowser]:
@@ -316,7 +317,6 @@ def replay_pool(folder: Path, *, viewport: tuple[int, int], **options: Any) -> t
 
 def without_browser(patch: pytest.MonkeyPatch) -> None:
     """Let collect.py and evaluate.py work on the replay; nothing else of them changes."""
-    for script in (collect, evaluate):
-        patch.setattr(script, "PlaygroundEnvironment", ReplayEnvironment)
-        patch.setattr(script, "browser_pool", replay_pool)
-        patch.setattr(script, "find_chromium", lambda: None)
+    patch.setitem(ENVIRONMENTS, "playground", ReplayEnvironment)
+    patch.setattr(runner, "browser_pool", replay_pool)
+    patch.setattr(runner, "find_chromium", lambda: None)

@@ -10,8 +10,8 @@ from tiny_model import SMALL_PROMPT, tiny_policy
 
 from rmsweb.engine.packing import Group, make_pack
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import save_prompt_config
-from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text, write_records
+from rmsweb.jsonl import write_json, write_records
+from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text
 
 INDICES = (1, 2, 3, 4, 5, 6)
 CATEGORIES = ("navigation", "constraint")
@@ -77,5 +77,5 @@ def write_states(folder: Path, records: list) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / ("mined.jsonl" if kind is MinedState else "samples.jsonl")
     write_records(file, kind, records)
-    save_prompt_config(SMALL_PROMPT, folder / "prompt_config.json")
+    write_json(folder / "prompt_config.json", SMALL_PROMPT)
     return file

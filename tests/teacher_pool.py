@@ -6,8 +6,8 @@ from pathlib import Path
 
 from replay import ReplayEnvironment, ReplaySession
 
-from rmsweb.agent import AgentOptions, Episode
-from rmsweb.collection.loop import Attempt, collect_task, reflect
+from rmsweb.agent import Episode
+from rmsweb.collection.loop import Attempt, LoopConfig, collect_task, reflect
 from rmsweb.mining.alignment import AlignedRun
 from rmsweb.playground.tasks import World
 from rmsweb.playground.teacher import ROLES
@@ -38,10 +38,7 @@ async def attempt(
     """Run one judged episode over the replay; a stalled loop ends it, as in collection."""
     session, environment = ReplaySession(PICTURE), ReplayEnvironment()
     start = await environment.reset(session, world.task())
-    source, options = (
-        Source(script="test", policy="replay", seed=seed),
-        AgentOptions(max_steps=12, stop_on_stall=True),
-    )
+    source = Source(script="test", policy="replay", seed=seed)
     episode = Episode(
         policy=policy,
         session=session,
@@ -50,7 +47,8 @@ async def attempt(
         source=source,
         seed=seed,
         config=config,
-        options=options,
+        max_steps=12,
+        stop_on_stall=True,
         guide=guide,
     )
     trajectory = await episode.run(start)
@@ -62,6 +60,7 @@ async def _rounds(world: World) -> list[tuple[Trajectory, Judgement]]:
     attempts: list[Attempt] = []
     await collect_task(
         attempts,
+        LoopConfig(),
         run=lambda number, guide: attempt(
             scripted("scripted-teacher"), world, f"{world.task_id}/{number}", number, guide
         ),

@@ -13,7 +13,8 @@ from random_pages import COVER, LOGGER, SHIFT, pages
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.browser.state import render_nodes
-from rmsweb.records import Action, Observation, dumps
+from rmsweb.jsonl import dumps
+from rmsweb.records import Action, Observation
 
 __all__ = ["lab"]
 # A page that fails is longer than Hypothesis likes to print; its warning would stand in place of what failed.

@@ -15,7 +15,9 @@ from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_c
 from rmsweb.browser.guard import Guard, Secrets, complete_url
 from rmsweb.browser.session import Session
 from rmsweb.evaluation.environments import LiveWeb
-from rmsweb.records import Action, Observation, Task, dumps
+from rmsweb.jsonl import dumps
+from rmsweb.prompt import PromptConfig
+from rmsweb.records import Action, Observation, Task
 from rmsweb.runner import browser_pool
 
 __all__ = ["lab"]
@@ -216,7 +218,8 @@ def test_a_pooled_session_opens_one_context(lab: Lab, tmp_path: Path) -> None:
     """An episode's session has no page before its environment's reset, one context after it, and leaves none;
     a cookie reaches all its URLs.
     """
-    _, open_session = browser_pool(tmp_path, host_map=None, viewport=(640, 480), image_format="jpeg")
+    config = PromptConfig(viewport=(640, 480), image_format="jpeg")
+    _, open_session = browser_pool(tmp_path, host_map=None, config=config, headless=True)
     task = Task(task_id="t", benchmark="live", split="dev", text="Look around.", start_url=None)
     urls = ("http://a.localhost/next.html", "http://b.localhost/next.html")
 

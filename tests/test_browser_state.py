@@ -9,7 +9,7 @@ import pytest
 from browser_lab import VIEWPORT, Lab, find, index, lab, lines, texts
 from PIL import Image
 
-from rmsweb.records import dumps
+from rmsweb.jsonl import dumps
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.browser

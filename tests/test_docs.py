@@ -35,7 +35,9 @@ def test_named_tests_exist(document: Path) -> None:
         if not (TESTS / name).is_file()
     ]
     assert not missing
-    assert known or document.stem in ("browser", "engine", "situations", "walkthrough"), f"{document} names no test"
+    assert known or document.stem in ("browser", "engine", "situations", "walkthrough"), (
+        f"{document} names no test"
+    )
 
 
 def test_every_situation_has_a_test() -> None:

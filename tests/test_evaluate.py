@@ -1,4 +1,4 @@
-"""Laws of the evaluation script: its flags and its checkpoint hash. (Its runs in a browser are in test_resume.)"""
+"""Laws of the evaluation script: flags and checkpoint hash. Its runs in a browser are in test_resume."""
 
 import subprocess
 import sys
@@ -8,7 +8,9 @@ import pytest
 from fake_world import CONFIG, TASK
 
 from evaluate import Config, checkpoint_sha256
-from rmsweb.records import Task, write_records
+from rmsweb.config import parse_config
+from rmsweb.jsonl import write_records
+from rmsweb.records import Task
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,17 +18,18 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize(
     "flags",
     [
-        {},
-        {"policy": Path("p"), "policy_url": "u"},
-        {"policy_url": "u"},
-        {"policy": Path("p"), "runs": 0},
-        {"policy": Path("p"), "top_p": 0.0},
+        "",
+        "--policy p --policy-url u",
+        "--policy-url u",
+        "--policy p --runs 0",
+        "--policy p --top-p 0.0",
+        "--policy p --benchmark live",
     ],
 )
-def test_wrong_flags_are_named(flags: dict[str, object]) -> None:
+def test_wrong_flags_are_named(flags: str) -> None:
     """Each wrong combination names the flag."""
     with pytest.raises(ValueError, match="--"):
-        Config(tasks=Path("t"), out=Path("o"), **flags)  # type: ignore[arg-type]
+        parse_config(Config, ["--tasks", "t", "--out", "o", *flags.split()])
 
 
 def test_checkpoint_hash_depends_on_the_weights(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from mining_world import BAD, CONFIG, GOOD, run, write_folder
 
 import mine
 from rmsweb.config import main_guard
-from rmsweb.prompt import save_prompt_config
-from rmsweb.records import AuditRow, Image, MinedState, StepSample, read_records
+from rmsweb.jsonl import read_records, write_json
+from rmsweb.records import AuditRow, Image, MinedState, StepSample
 
 
 def call(*words: object) -> int:
@@ -163,7 +163,7 @@ def _no_folder(folder: Path) -> None:
 
 
 def _other_config(folder: Path) -> None:
-    save_prompt_config(replace(CONFIG, history_steps=3), folder / "prompt_config.json")
+    write_json(folder / "prompt_config.json", replace(CONFIG, history_steps=3))
 
 
 def _torn(folder: Path) -> None:

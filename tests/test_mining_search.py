@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_world import VERBS, on_page, page, render, run, step, trajectory
 
+from rmsweb.jsonl import dumps
 from rmsweb.mining.alignment import (
     W_PRIOR,
     AlignedRun,
@@ -43,7 +44,7 @@ from rmsweb.mining.search import (
     run_summary,
 )
 from rmsweb.mining.taxonomy import Label
-from rmsweb.records import Scores, Trajectory, dumps
+from rmsweb.records import Scores, Trajectory
 
 SURE = Label("constraint", 0.9)
 verbs = st.sampled_from(sorted(set(VERBS) - {"done"}))

@@ -13,7 +13,8 @@ from urllib.error import HTTPError
 import pytest
 from replay import ReplayEnvironment, ReplaySession
 
-from rmsweb.agent import AgentOptions, Episode, is_stalled, step_prompt
+from rmsweb.agent import Episode, is_stalled
+from rmsweb.jsonl import read_records
 from rmsweb.playground import expert, teacher
 from rmsweb.playground.__main__ import main
 from rmsweb.playground.base_model import build_tokenizer
@@ -22,8 +23,8 @@ from rmsweb.playground.sites import SITES, SiteSession
 from rmsweb.playground.sites.page import Page
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_world, make_worlds, world_of
 from rmsweb.playground.words import entities, vocabulary
-from rmsweb.prompt import image_tokens, load_prompt_config, render_text
-from rmsweb.records import Action, Message, Observation, Reply, Source, Split, Task, Trajectory, read_records
+from rmsweb.prompt import build_prompt, image_tokens, load_prompt_config, render_text
+from rmsweb.records import Action, Message, Observation, Reply, Source, Split, Task, Trajectory
 
 CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
 SPLITS: tuple[Split, ...] = ("train", "dev", "held-out")
@@ -42,7 +43,6 @@ def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = Non
         session, environment, task = ReplaySession(), ReplayEnvironment(), world.task()
         start = await environment.reset(session, task)
         source = Source(script="test", policy="scripted-teacher")
-        options = AgentOptions(max_steps=12)
         trajectory = await Episode(
             policy=policy,
             session=session,
@@ -51,7 +51,7 @@ def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = Non
             source=source,
             seed=seed,
             config=CONFIG,
-            options=options,
+            max_steps=12,
             guide=guide or None,
         ).run(start)
         return trajectory, (await environment.check(session, trajectory)).verdict == "success"
@@ -252,7 +252,7 @@ def replayed(
 
 def state_text(observation: Observation) -> str:
     """Return the state part of a prompt, as the expert reads it."""
-    return render_text(step_prompt(CONFIG, task_text="x", history=[], observation=observation).messages)
+    return render_text(build_prompt(CONFIG, task_text="x", history=[], observation=observation).messages)
 
 
 def labels_of(observation: Observation) -> set[str]:

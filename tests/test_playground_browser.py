@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from replay import ReplayEnvironment, ReplaySession
 
-from rmsweb.agent import AgentOptions, Episode, step_prompt
+from rmsweb.agent import Episode
 from rmsweb.browser.chromium import Browser, BrowserOptions
 from rmsweb.browser.session import Session
 from rmsweb.playground import expert, teacher
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_worlds
-from rmsweb.prompt import PromptConfig, render_text
+from rmsweb.prompt import PromptConfig, build_prompt, render_text
 from rmsweb.records import Action, Message, Observation, Reply, Source, Trajectory
 
 pytestmark = pytest.mark.browser
@@ -151,7 +151,7 @@ async def episodes(folder: Path, worlds: Sequence[World]) -> list[tuple[Trajecto
     ) -> tuple[Trajectory, bool]:
         task = world.task()
         start = await place.reset(session, task)  # type: ignore[arg-type]
-        source, options = Source(script="test", policy="scripted-teacher"), AgentOptions(max_steps=12)
+        source = Source(script="test", policy="scripted-teacher")
         episode = Episode(
             policy=policy,
             session=session,
@@ -160,7 +160,7 @@ async def episodes(folder: Path, worlds: Sequence[World]) -> list[tuple[Trajecto
             source=source,
             seed=1,
             config=config,
-            options=options,
+            max_steps=12,
         )
         trajectory = await episode.run(start)
         return trajectory, (await place.check(session, trajectory)).verdict == "success"  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_an_episode_in_the_browser_is_the_replayed_episode(
         assert [step.response_text for step in real.steps] == [step.response_text for step in replayed.steps]
         for number, step in enumerate(real.steps):
             prompts = [
-                step_prompt(config, task_text="x", history=[], observation=s.observation)
+                build_prompt(config, task_text="x", history=[], observation=s.observation)
                 for s in (step, replayed.steps[number])
             ]
             assert render_text(prompts[0].messages) == render_text(prompts[1].messages)

@@ -21,17 +21,17 @@ SCRIPTS = ("collect", "train_sft", "mine", "train_rl", "evaluate")
 # Floors of the house, from the ground up: a room imports rooms of lower floors, and of its own floor those that
 # stand before it. A pattern with a star names the rest of its folder, whose rooms may import each other.
 FLOORS = (
-    "records config stats similarity pictures llm",
+    "jsonl records config stats similarity pictures llm",
     "browser.actions browser.state browser.*",
     "prompt",
     "agent",
-    "runs runner",
+    "runs",
     "mining.taxonomy mining.alignment mining.search mining.corpus",
     "salvage.reward salvage.gating salvage.objective",
     "engine.attention engine.lora engine.packing engine.policy engine.sampler engine.serve engine.distributed "
     "engine.training engine.plan",
     "salvage.dynamics salvage.step",
-    "evaluation.tasks evaluation.environments evaluation.judges evaluation.figures",
+    "evaluation.tasks evaluation.environments evaluation.judges evaluation.figures runner",
     "collection.filters collection.loop",
     "report.*",
     "playground.*",

@@ -9,10 +9,11 @@ import pytest
 from replay import ReplayEnvironment, ReplaySession
 from teacher_pool import collect_pool, runs_of
 
-from rmsweb.agent import AgentOptions, Episode
-from rmsweb.collection.loop import action_sample, reflect
-from rmsweb.endpoint import EndpointPolicy, open_endpoint
+from rmsweb.agent import Episode
+from rmsweb.collection.filters import action_sample
+from rmsweb.collection.loop import reflect
 from rmsweb.evaluation.judges import judge_failure, judge_outcome
+from rmsweb.llm import Endpoint
 from rmsweb.mining.alignment import AlignedRun
 from rmsweb.mining.search import MinerConfig, mine
 from rmsweb.mining.taxonomy import CATEGORIES
@@ -34,11 +35,11 @@ def url() -> Iterator[str]:
 
 
 async def attempt(
-    policy: EndpointPolicy, task: Task, config: PromptConfig, seed: int, guide: str | None
+    policy: Endpoint, task: Task, config: PromptConfig, seed: int, guide: str | None
 ) -> tuple[Trajectory, bool]:
     """Run one episode without a browser, its policy asked over HTTP; return it with the site's verdict."""
     session, environment = ReplaySession(), ReplayEnvironment()
-    source, options = Source(script="test", policy="scripted-teacher", seed=seed), AgentOptions(max_steps=12)
+    source = Source(script="test", policy="scripted-teacher", seed=seed)
     start = await environment.reset(session, task)
     episode = Episode(
         policy=policy,
@@ -48,7 +49,7 @@ async def attempt(
         source=source,
         seed=seed,
         config=config,
-        options=options,
+        max_steps=12,
         guide=guide,
     )
     trajectory = await episode.run(start)
@@ -61,11 +62,10 @@ def answers(
     """Return the teacher's answers and whether each task was solved; the tasks run at the same time."""
 
     async def run() -> list[tuple[list[str], bool]]:
-        policy = open_endpoint("teacher", url, "scripted-teacher", Path())
-        found = await asyncio.gather(
-            *(attempt(policy, world.task(), config, seed, guide) for world in worlds)
-        )
-        await policy.client.aclose()
+        async with Endpoint(role="teacher", url=url, model="scripted-teacher") as policy:
+            found = await asyncio.gather(
+                *(attempt(policy, world.task(), config, seed, guide) for world in worlds)
+            )
         return [([step.response_text for step in trajectory.steps], success) for trajectory, success in found]
 
     return asyncio.run(run())
@@ -100,7 +100,7 @@ def test_habits_fail_and_a_guide_that_names_them_helps(url: str) -> None:
 def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
     """The reflection handler's guides, made from collection's summaries, solve most of the tasks."""
 
-    async def solve(teacher: EndpointPolicy, handler: EndpointPolicy, world: World) -> bool:
+    async def solve(teacher: Endpoint, handler: Endpoint, world: World) -> bool:
         guide = None
         for number in range(1, 6):
             trajectory, success = await attempt(teacher, world.task(), SMALL, number, guide)
@@ -110,13 +110,12 @@ def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
         return False
 
     async def run() -> list[bool]:
-        teacher, handler = (
-            open_endpoint("teacher", url, f"scripted-{name}", Path()) for name in ("teacher", "reflection")
-        )
-        found = await asyncio.gather(*(solve(teacher, handler, world) for world in make_worlds("train", 56)))
-        await teacher.client.aclose()
-        await handler.client.aclose()
-        return list(found)
+        async with (
+            Endpoint(role="teacher", url=url, model="scripted-teacher") as teacher,
+            Endpoint(role="reflection", url=url, model="scripted-reflection") as handler,
+        ):
+            worlds = make_worlds("train", 56)
+            return list(await asyncio.gather(*(solve(teacher, handler, world) for world in worlds)))
 
     solved = asyncio.run(run())
     assert sum(solved) > 0.8 * len(solved)
@@ -139,26 +138,24 @@ def test_an_unknown_task_ends_at_once(url: str) -> None:
     """The teacher gives up on a task that is not the playground's instead of guessing."""
 
     async def run() -> Trajectory:
-        policy = open_endpoint("teacher", url, "scripted-teacher", Path())
         session, world = ReplaySession(), WORLDS[0]
         start = await ReplayEnvironment().reset(session, world.task())
         task, source = (
             replace(world.task(), text="Go for a walk"),
             Source(script="test", policy="scripted-teacher"),
         )
-        episode = Episode(
-            policy=policy,
-            session=session,
-            task=task,
-            trajectory_id="x",
-            source=source,
-            seed=0,
-            config=SMALL,
-            options=AgentOptions(),
-        )
-        trajectory = await episode.run(start)
-        await policy.client.aclose()
-        return trajectory
+        async with Endpoint(role="teacher", url=url, model="scripted-teacher") as policy:
+            episode = Episode(
+                policy=policy,
+                session=session,
+                task=task,
+                trajectory_id="x",
+                source=source,
+                seed=0,
+                config=SMALL,
+                max_steps=50,
+            )
+            return await episode.run(start)
 
     trajectory = asyncio.run(run())
     assert (trajectory.ended, len(trajectory.steps), trajectory.final_text) == ("done", 1, "unknown task")
@@ -168,21 +165,19 @@ def test_the_judges_are_understood_by_the_rooms_that_ask_them(url: str) -> None:
     """A right answer is a success to the outcome judge; the failure judge names a known category."""
 
     async def run() -> None:
-        teacher = open_endpoint("teacher", url, "scripted-teacher", Path())
-        outcome, failure = (
-            open_endpoint("judge", url, f"scripted-{name}", Path())
-            for name in ("outcome-judge", "failure-judge")
-        )
-        world = next(world for world in WORLDS if world.fact)
-        trajectory, _ = await attempt(teacher, world.task(), SMALL, 0, None)
-        for text, verdict in ((f"{world.fact} {world.answer}", "success"), ("1", "not_success")):
-            assert (await judge_outcome(outcome, replace(trajectory, final_text=text))).verdict == verdict
-        label = await judge_failure(
-            failure, task_text=world.text, success="goal: x\n", failure="goal: y\n", evidence="steps 3\n"
-        )
-        assert label is not None
-        assert label[0] in CATEGORIES
-        for policy in (teacher, outcome, failure):
-            await policy.client.aclose()
+        async with (
+            Endpoint(role="teacher", url=url, model="scripted-teacher") as teacher,
+            Endpoint(role="judge", url=url, model="scripted-outcome-judge") as outcome,
+            Endpoint(role="judge", url=url, model="scripted-failure-judge") as failure,
+        ):
+            world = next(world for world in WORLDS if world.fact)
+            trajectory, _ = await attempt(teacher, world.task(), SMALL, 0, None)
+            for text, verdict in ((f"{world.fact} {world.answer}", "success"), ("1", "not_success")):
+                assert (await judge_outcome(outcome, replace(trajectory, final_text=text))).verdict == verdict
+            label = await judge_failure(
+                failure, task_text=world.text, success="goal: x\n", failure="goal: y\n", evidence="steps 3\n"
+            )
+            assert label is not None
+            assert label.category in CATEGORIES
 
     asyncio.run(run())

@@ -16,11 +16,12 @@ import evaluate
 import mine
 import train_rl
 import train_sft
+from rmsweb.jsonl import dumps, read_records
 from rmsweb.playground.__main__ import main as playground
 from rmsweb.playground.base_model import BASE_FOLDER
 from rmsweb.playground.tasks import make_worlds
 from rmsweb.playground.words import entities
-from rmsweb.records import Task, Trajectory, dumps, read_records
+from rmsweb.records import Task, Trajectory
 
 ROOT = Path(__file__).parent.parent
 SMOKE = ROOT / "runs" / "smoke"

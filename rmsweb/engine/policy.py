@@ -34,15 +34,9 @@ from transformers.utils import logging as transformers_logging
 from rmsweb.engine.attention import use_read_layer, use_segment_attention
 from rmsweb.engine.lora import merged_state_dict
 from rmsweb.engine.packing import EncodedPrompt, Pack
+from rmsweb.jsonl import write_json
 from rmsweb.pictures import load_picture
-from rmsweb.prompt import (
-    PromptConfig,
-    differing_fields,
-    image_size,
-    image_tokens,
-    load_prompt_config,
-    save_prompt_config,
-)
+from rmsweb.prompt import PromptConfig, differing_fields, image_size, image_tokens, load_prompt_config
 from rmsweb.records import Image, Message
 
 T = TypeVar("T")
@@ -421,7 +415,7 @@ class PolicyModel:
             encoding="utf-8",
         )
         if self.prompt_config is not None:
-            save_prompt_config(self.prompt_config, folder / "prompt_config.json")
+            write_json(folder / "prompt_config.json", self.prompt_config)
 
 
 def _read_pixel_format(folder: Path) -> PixelFormat:

@@ -28,8 +28,9 @@ from rmsweb.engine.distributed import Ranks, shard, whole
 from rmsweb.engine.lora import Scope, add_lora, lora_layers, merged_state_dict, save_adapter
 from rmsweb.engine.packing import Group, Lengths, Pack, cost, deal, dummy_pack, make_pack, plan_packs, select
 from rmsweb.engine.policy import PolicyModel, checkpoint_layers
+from rmsweb.jsonl import RecordError, read_records
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import MinedState, RecordError, Split, StepSample, read_records
+from rmsweb.records import MinedState, Split, StepSample
 
 KEPT_STATES = 2  # newest training states that stay on disk
 

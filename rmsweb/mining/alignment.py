@@ -14,8 +14,9 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
+from rmsweb.jsonl import dumps
 from rmsweb.mining.taxonomy import BY_NAME, SEARCH, Features, Label, Move, features, moves_of
-from rmsweb.records import Step, Trajectory, dumps, sha256_text
+from rmsweb.records import Step, Trajectory, sha256_text
 from rmsweb.similarity import compare_urls, host_of, jaccard, text_similarity, texts_similar
 
 RADIUS = 2  # App. K: steps on each side of a candidate that are searched for evidence

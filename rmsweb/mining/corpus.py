@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 from pathlib import Path
 
+from rmsweb.jsonl import read_records
 from rmsweb.mining.alignment import AlignedRun
 from rmsweb.mining.search import Found, Render
 from rmsweb.prompt import PromptConfig, differing_fields, load_prompt_config
-from rmsweb.records import AuditRow, Image, Split, StepSample, Trajectory, is_success, read_records
+from rmsweb.records import AuditRow, Image, Split, StepSample, Trajectory, is_success
 from rmsweb.runs import RunFolder
 
 # kind of a judgement that saw the work done, not its outcome alone; no environment of ours gives it yet

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from rmsweb.config import Config, opt
+from rmsweb.jsonl import dumps
 from rmsweb.mining.alignment import (
     AlignedRun,
     AlignedStep,
@@ -31,7 +32,7 @@ from rmsweb.mining.alignment import (
     state_score,
 )
 from rmsweb.mining.taxonomy import BROKEN_ENDS, Label, Move, rule_label
-from rmsweb.records import AuditRow, MinedState, Scores, StepSample, dumps, sha256_text
+from rmsweb.records import AuditRow, MinedState, Scores, StepSample, sha256_text
 
 W_STATE, W_ACTION, W_CATEGORY = 0.50, 0.25, 0.25  # App. K
 MIN_STATE, MIN_TOTAL, MIN_CATEGORY = 0.60, 0.62, 0.45  # App. K

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rmsweb.config import main_guard
 from rmsweb.evaluation.figures import Results
+from rmsweb.jsonl import write_json
 from rmsweb.report.page import render, summarize, terminal_table
-from rmsweb.runs import write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,8 +23,9 @@ import jinja2
 
 from rmsweb.browser.actions import canonical_action
 from rmsweb.evaluation.figures import UNSOLVED, Results, RunRow, figures, percent, turned
+from rmsweb.jsonl import read_records
 from rmsweb.mining.taxonomy import MODES, TITLES
-from rmsweb.records import AuditRow, Image, read_records
+from rmsweb.records import AuditRow, Image
 from rmsweb.report.charts import Point, curves, layout
 from rmsweb.stats import evidence, paired_difference
 
