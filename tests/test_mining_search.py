@@ -397,7 +397,7 @@ def corpus(rows: list[tuple[str, str, float]]) -> list[Found]:
 )
 def test_caps_hold_or_are_reported(rows: list[tuple[str, str, float]]) -> None:
     """No host has more than 30 % and obstructions at most 10 % of the states, unless a cap is not binding."""
-    result = Mined(found=corpus(rows))
+    result = Mined(corpus(rows), Counter(), counts={}, caps={})
     cap_corpus(result)
     sizes = Counter(item.state.host for item in result.found)
     if result.caps["domain"] == "holds":
