@@ -74,8 +74,8 @@ def test_paired_difference_of_a_policy_with_itself_is_zero(table: list[list[bool
     assert evidence(result) == "undecided"
 
 
-def test_evidence_in_both_directions() -> None:
-    """The verdict needs the interval on one side of 0."""
+def test_evidence_needs_an_interval_on_one_side_of_zero() -> None:
+    """A difference is decided if its interval is on one side of 0."""
     good, bad = {str(i): [True] for i in range(5)}, {str(i): [False] for i in range(5)}
     assert evidence(paired_difference(good, bad)) == "shows"
     assert evidence(paired_difference(bad, good)) == "contradicts"
