@@ -19,8 +19,8 @@ from pathlib import Path
 from rmsweb.collection.filters import action_sample
 from rmsweb.config import Config as BaseConfig
 from rmsweb.config import main_guard, opt, parse_config, part, progress
-from rmsweb.evaluation.judges import judge_failure
-from rmsweb.jsonl import write_records
+from rmsweb.evaluation.judges import FailureJudgeConfig, judge_failure
+from rmsweb.jsonl import write_json, write_records
 from rmsweb.llm import Endpoint
 from rmsweb.mining.alignment import AlignedRun, Contrast
 from rmsweb.mining.corpus import (
@@ -47,12 +47,7 @@ class Config(BaseConfig):
     split: Split = opt(
         "train", "split of the runs to use; dev states choose the RL checkpoint and are never trained on"
     )
-    judge_url: str | None = opt(
-        None,
-        "endpoint of the failure judge; without it the rule category labels every pair",
-        paper="an LLM judge",
-    )
-    judge_model: str = opt("gpt-4o", "model of the failure judge", paper="not named")
+    judge: FailureJudgeConfig = part(FailureJudgeConfig)
     concurrency: int = opt(16, "judge calls at a time", at_least=1)
     miner: MinerConfig = part(MinerConfig)
     ordinary: int = opt(200, "ordinary states to write beside the mined ones, at most", at_least=0)
@@ -71,34 +66,18 @@ class Config(BaseConfig):
     )
 
 
-def open_judge(config: Config, root: Path) -> Endpoint | None:
-    """Return the failure judge, None without --judge-url; its replies are cached in the run folder."""
-    if not config.judge_url:
-        return None
-    return Endpoint(
-        role="failure judge",
-        url=config.judge_url,
-        model=config.judge_model,
-        image_root=root,
-        cache=root / "cache",
-        concurrency=config.concurrency,
-        options={"temperature": 0.0},
-    )
-
-
 def labeller(judge: Endpoint) -> Judge:
     """Return the miner's judge, which asks an endpoint."""
 
     async def label(pair: Contrast, first: Label | None) -> Label | None:
-        found = await judge_failure(
+        return await judge_failure(
             judge,
             task_text=pair.success.trajectory.task.text,
             success=run_summary(pair.success),
             failure=run_summary(pair.failure),
             evidence=features_text(pair.features),
-            first=(first.category, first.confidence) if first else None,
+            first=first,
         )
-        return Label(*found) if found else None
 
     return label
 
@@ -122,9 +101,9 @@ async def run(config: Config) -> int:
         raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
     render = renderer(config, prompt_config)
     with RunWriter(config.out, config, resume=config.resume) as folder:
-        folder.write_json("prompt_config.json", prompt_config)
+        write_json(folder.path / "prompt_config.json", prompt_config)
         async with AsyncExitStack() as stack:
-            judge = open_judge(config, folder.path)
+            judge = config.judge.open(folder.path, config.concurrency)
             if judge is not None:
                 await stack.enter_async_context(judge)
             bar = stack.enter_context(progress(label="pairs"))
@@ -140,12 +119,11 @@ async def run(config: Config) -> int:
         write_records(folder.path / "ordinary.jsonl", StepSample, ordinary)
         if config.followers:
             write_records(folder.path / "followers.jsonl", StepSample, behind)
-        scripted = judge is not None and config.judge_model.startswith("scripted-")
         counts = corpus_report(result) | {
             "split": config.split,
             "ordinary": len(ordinary),
             "followers": len(behind),
-            "scripted": [config.judge_model] if scripted else [],
+            "scripted": sorted(folder.scripted),
         }
         folder.write_json("report.json", counts)
     shown = {name: value for name, value in counts.items() if name != "score_histograms"}

@@ -34,7 +34,6 @@ from rmsweb.engine.distributed import EngineConfig, Ranks, ranks
 from rmsweb.engine.lora import LoraConfig
 from rmsweb.engine.plan import SHAPES, MachineConfig, Sizes, plan_memory, render
 from rmsweb.engine.training import (
-    Measured,
     OptimizerConfig,
     Trainer,
     TrainerConfig,
@@ -177,6 +176,7 @@ def train(config: Config, here: Ranks) -> None:
         num_steps=config.max_steps,
         evaluate_every=config.save_every,
         save_every=config.save_every,
+        best_by="dev_success" if config.dev_episodes else "dev_reward",
         better=operator.ge,
         evaluate_first=True,
         data=[(item.sample.sample_id, item.prompt_length, len(item.target_ids)) for item in states],
@@ -198,7 +198,7 @@ def train(config: Config, here: Ranks) -> None:
         speed = values["sampled_tokens"] / values["sample_s"]
         return {**values, "epoch": done.consumed / len(states), "sampled_tokens_per_s": speed}
 
-    def evaluate() -> Measured | None:
+    def evaluate() -> dict[str, float]:
         measured: dict[str, float] = {}
         if config.dev_episodes:
             measured["dev_success"] = success_on_episodes(trainer, config.dev_episodes, config.dev_flags)
@@ -208,8 +208,7 @@ def train(config: Config, here: Ranks) -> None:
             count = len(dev["dev_mined"])
             parts = {"dev_reward": rewards, "dev_mined": rewards[:count], "dev_ordinary": rewards[count:]}
             measured |= {name: sum(part) / len(part) for name, part in parts.items() if part}
-        chooser = "dev_success" if config.dev_episodes else "dev_reward"
-        return Measured(chooser, measured) if measured else None
+        return measured
 
     facts: dict[str, Any] = {"states": len(states), "left_out": left_out}
     with trainer.folder:

@@ -26,7 +26,6 @@ from rmsweb.engine.lora import LoraConfig
 from rmsweb.engine.packing import Bundle, Packable
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.training import (
-    Measured,
     Optimizer,
     Trainer,
     TrainerConfig,
@@ -169,6 +168,7 @@ def train(config: Config, here: Ranks) -> None:
         num_steps=num_steps,
         evaluate_every=epoch_steps,
         save_every=config.save_every or epoch_steps,
+        best_by="dev_loss",
         better=operator.lt,
         data=[(item.sample_id, item.lengths) for item in items],
     )
@@ -184,11 +184,11 @@ def train(config: Config, here: Ranks) -> None:
         speed = {"tokens": done.consumed, "tokens_per_s": tokens / (time.perf_counter() - begun)}
         return {"epoch": (done.step + 1) / epoch_steps, **values, **speed}
 
-    def evaluate() -> Measured | None:
+    def evaluate() -> dict[str, float]:
         if not dev:
-            return None
+            return {}
         loss = dev_loss(policy, here, dev, config.token_budget)
-        return Measured("dev_loss", {"epoch": done.step / epoch_steps, "dev_loss": loss})
+        return {"epoch": done.step / epoch_steps, "dev_loss": loss}
 
     facts = {"samples": len(items), "dropped": dropped.total(), "steps": num_steps}
     with trainer.folder:

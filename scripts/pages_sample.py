@@ -4,10 +4,10 @@
 
 The pages come in packages of npm and PyPI, which are fetched into DIR unless they are there. They are served
 on loopback, and each gives a JSON line. `expected` is a count by other means than observe.js (selectors, the list
-of event listeners that Chromium keeps, hit tests). `recall` is the share of it that has an index, itself or by
-the link, button or label it belongs to. `noise` is the share of indexed elements that are no control, link or
-ARIA widget and show no sign that a click is meant for them. `--verbose` names what is missing, what is noise,
-and what else has an index, such as a clickable box around another control.
+of event listeners that Chromium keeps, hit tests). `recall` is the share of it that has an index, itself or
+by the link, button or label it belongs to. `noise` is the share of indexed elements that are no control, link
+or ARIA widget and show no sign that a click is meant for them. `--verbose` names what is missing, what is
+noise, and what else has an index, such as a clickable box around another control.
 """
 
 import argparse
@@ -143,7 +143,7 @@ async def sample(cache: Path, verbose: bool) -> None:
                     if node.index is not None and node.node_key.startswith("0:")
                 ]
                 await hear(session)
-                found = await session.window.page.evaluate(COUNT, own)
+                found = await session.page.evaluate(COUNT, own)
                 missing, noise, besides = found["missing"], found["noise"], found["besides"]
                 line |= {
                     "benchmark": "pages",

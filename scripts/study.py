@@ -37,7 +37,7 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rmsweb.evaluation.figures import Results, figures  # noqa: E402  the project is not installed
+from rmsweb.evaluation.figures import Results, figures_of  # noqa: E402  the project is not installed
 from rmsweb.stats import Estimate, evidence, paired_difference, pass_at_1_estimate  # noqa: E402
 
 RESULTS = ROOT / "docs" / "study"
@@ -357,7 +357,7 @@ def result(seed: int, out: Path, seconds: Mapping[str, float]) -> dict[str, Any]
         "changed_files": git("status", "--porcelain", "--untracked-files=no").splitlines(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": dict(seconds),
-        "policies": {name: figures(folder, list(folders.values())) for name, folder in folders.items()},
+        "policies": {name: figures_of(folder, list(folders.values())) for name, folder in folders.items()},
         "outcomes": {
             name: {task: [int(success) for success in runs] for task, runs in folder.outcomes.items()}
             for name, folder in folders.items()

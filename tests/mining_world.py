@@ -1,6 +1,4 @@
-"""Small pools of runs for the tests of the miner and the report: a shop page, an answer a step, what came of
-it.
-"""
+"""Small pools of runs for the tests of the miner and the report: a shop page and an answer a step."""
 
 import json
 from collections.abc import Sequence
@@ -63,7 +61,7 @@ def picture(name: str = "0123456789abcdef") -> Image:
 def page(
     path: str, *, shift: int = 0, image: Image | None = None, text: str = "Red lamps on offer"
 ) -> Observation:
-    """The shop's page; `shift` moves all indices."""
+    """Return the shop's page; `shift` moves all indices."""
     tags = ("select", "button", "button", "a", "input")
     nodes = [Element(index=None, node_key="t", tag="#text", text=text, box=(0, 0, 100, 20))]
     nodes += [
@@ -85,7 +83,7 @@ def page(
 
 
 def action(name: str, shift: int = 0) -> Action:
-    """An action of VERBS on a page whose indices are moved."""
+    """Return an action of VERBS on a page whose indices are moved."""
     verb, params = VERBS[name]
     return parse_action({verb: params | ({"index": params["index"] + shift} if "index" in params else {})})
 
@@ -100,7 +98,7 @@ def step(
     image: Image | None = None,
     memory: str = "",
 ) -> Step:
-    """One turn; `name` is a key of VERBS, or "junk" for an answer that does not parse."""
+    """Return one turn; `name` is a key of VERBS, or "junk" for an answer that does not parse."""
     observation = page(path, shift=shift, image=image or picture())
     if name == "junk":
         return Step(
@@ -135,7 +133,7 @@ def trajectory(
     script: str = "evaluate",
     shift: int = 0,
 ) -> Trajectory:
-    """A run: words of `names` are keys of VERBS, `verb@/path` on another page."""
+    """Return a run: words of `names` are keys of VERBS, `verb@/path` on another page."""
     steps = []
     for number, word in enumerate(names.split(), 1):
         verb, _, path = word.partition("@")
@@ -162,7 +160,7 @@ def trajectory(
 
 
 def run(names: str, success: bool | None, **options: Any) -> AlignedRun:
-    """A run with its verdict."""
+    """Return a run with its verdict."""
     checked = options.pop("work_checked", False)
     return AlignedRun(trajectory(names, **options), success, work_checked=checked)
 
@@ -174,20 +172,20 @@ def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "che
 
 
 def render(item: AlignedRun, position: int) -> StepSample | None:
-    """What mine.py renders."""
+    """Render a step as mine.py does."""
     sample = action_sample(item.trajectory, position, CONFIG, lambda text: len(text) // 4)
     return sample if isinstance(sample, StepSample) else None
 
 
 def on_page(found: Trajectory, number: int, observation: Observation) -> Trajectory:
-    """The trajectory with another page at a step (from 0)."""
+    """Return the trajectory with another page at a step (from 0)."""
     steps = list(found.steps)
     steps[number] = replace(steps[number], observation=observation)
     return replace(found, steps=tuple(steps))
 
 
 def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, Any] | None = None) -> Path:
-    """A run folder as collect.py and evaluate.py leave it, with the pictures that its steps name."""
+    """Write a run folder as collect.py and evaluate.py leave it, with the pictures of its steps."""
     path.mkdir(parents=True)
     (path / "screenshots").mkdir()
     PIL.Image.new("RGB", (64, 48), "white").save(path / picture().path)
@@ -204,8 +202,9 @@ def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, An
 
 
 def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
-    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does
-    not parse; `hostile` puts markup into texts.
+    """Write an evaluation of tasks with three runs each, one sign a run; `hostile` puts markup into texts.
+
+    `+-?` is a task with a success, a failure and a run that does not parse.
     """
     runs = []
     for number, sign in enumerate(wins):

@@ -1,5 +1,4 @@
-"""The playground without a browser: a session that renders a site's pages straight to the state that the
-browser layer makes of them.
+"""The playground without a browser: sessions that render pages straight to the state of the browser layer.
 
 For tuning the learning stages in minutes, and for the check that the browser gives the same states.
 """
@@ -29,9 +28,7 @@ from rmsweb.runner import Launch, OpenSession
 
 @dataclass
 class ReplayTab:
-    """One tab: its page, the URLs of its history, what was typed, and the controls of the last observation of
-    this document.
-    """
+    """One tab: page, history, what was typed, and the controls of the last observation of this document."""
 
     tab_id: str
     url: str
@@ -82,7 +79,7 @@ class ReplaySession:
         self.tabs.append(self.active)
 
     def _show(self, url: str, *, enter: bool) -> None:
-        """Another document in the active tab; `enter` makes a new entry of the history."""
+        """Show another document in the active tab; `enter` makes a new entry of the history."""
         tab = self.tab
         tab.url, tab.page = self._load(url)
         tab.typed, tab.seen = {}, None
@@ -93,9 +90,9 @@ class ReplaySession:
         return href if href.startswith("http") else f"http://{urlsplit(self.tab.url).netloc}{href}"
 
     def _follow(self, href: str, *, link: bool = False) -> None:
-        """Opens a URL or a path of the same host.
+        """Open a URL or a path of the same host.
 
-        A link to the page where it stands makes no new entry of the history; a form does.
+        A link to the page itself makes no new entry of the history; a form does.
         """
         url = self._absolute(href)
         self._show(url, enter=not (link and url == self.tab.url))
@@ -261,10 +258,10 @@ class ReplayEnvironment:
     host_map = None
 
     async def start(self) -> None:
-        """There is no server."""
+        """Do nothing: there is no server."""
 
     async def stop(self) -> None:
-        """There is no server."""
+        """Do nothing: there is no server."""
 
     async def reset(self, session: ReplaySession, task: Task) -> str:
         await session.reset()
@@ -288,14 +285,15 @@ class ReplayEnvironment:
 
 
 class NoBrowser:
-    """What stands for a browser process where sessions need none."""
+    """A browser process for sessions that need none."""
 
     restarts = 0
 
 
 def replay_pool(folder: Path, *, config: PromptConfig, **options: Any) -> tuple[Launch, OpenSession]:
-    """What `runner.browser_pool` gives, over replay sessions: every page has the same small picture, which
-    lies in the run folder.
+    """Return what `runner.browser_pool` gives, over replay sessions.
+
+    Every page has the same small picture, which lies in the run folder.
     """
     viewport = config.viewport
 
@@ -318,7 +316,7 @@ def replay_pool(folder: Path, *, config: PromptConfig, **options: Any) -> tuple[
 
 
 def without_browser(patch: pytest.MonkeyPatch) -> None:
-    """Let collect.py and evaluate.py work on the replay; everything else of them is as it is."""
+    """Let collect.py and evaluate.py work on the replay; nothing else of them changes."""
     patch.setitem(ENVIRONMENTS, "playground", ReplayEnvironment)
     patch.setattr(runner, "browser_pool", replay_pool)
     patch.setattr(runner, "find_chromium", lambda: None)

@@ -1,6 +1,4 @@
-"""Collection without a browser and without HTTP: the scripted teacher's rounds with reflection over the
-replay, as a pool for mining.
-"""
+"""A pool for mining without a browser and without HTTP: the scripted teacher's rounds over the replay."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ PICTURE = Image(path="screenshots/page.jpeg", sha256="page", width=640, height=4
 
 
 def scripted(role: str) -> Policy:
-    """A scripted role as a policy."""
+    """Return a scripted role as a policy."""
 
     async def policy(messages: Sequence[Message], *, seed: int, purpose: str, max_tokens: int) -> Reply:
         return Reply(text=ROLES[role](render_text(messages), seed))
@@ -37,7 +35,7 @@ async def attempt(
     guide: str | None = None,
     config: PromptConfig = CONFIG,
 ) -> tuple[Trajectory, Judgement]:
-    """One judged episode over the replay; a stalled loop ends it, as in collection."""
+    """Run one judged episode over the replay; a stalled loop ends it, as in collection."""
     session, environment = ReplaySession(PICTURE), ReplayEnvironment()
     start = await environment.reset(session, world.task())
     source = Source(script="test", policy="replay", seed=seed)
@@ -77,10 +75,10 @@ async def _collect(worlds: Sequence[World]) -> list[tuple[Trajectory, Judgement]
 
 
 def collect_pool(worlds: Sequence[World]) -> list[tuple[Trajectory, Judgement]]:
-    """Every run of the teacher's five rounds (two successes end a task), with the sites' verdicts."""
+    """Return every run of the teacher's five rounds (two successes end a task), with the sites' verdicts."""
     return asyncio.run(_collect(worlds))
 
 
 def runs_of(pool: Sequence[tuple[Trajectory, Judgement]]) -> list[AlignedRun]:
-    """The pool as mining takes it."""
+    """Return the pool as mining takes it."""
     return [AlignedRun(trajectory, judgement.verdict == "success") for trajectory, judgement in pool]

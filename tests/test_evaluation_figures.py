@@ -13,7 +13,7 @@ from rmsweb.evaluation.figures import (
     Results,
     RunRow,
     failure_modes,
-    figures,
+    figures_of,
     summarize,
     turned,
 )
@@ -42,7 +42,7 @@ def row(task: str, run: int, success: bool, **fields: object) -> RunRow:
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_figures_of_complete_runs_are_plain_means(table: list[list[bool]]) -> None:
-    """pass@1 is the mean over runs, pass@3 the share of tasks solved once, steps the mean of the successes."""
+    """pass@1 is the mean over runs, pass@3 the share of tasks solved once, steps are over successes."""
     rows = [
         row(str(task), run, success) for task, runs in enumerate(table) for run, success in enumerate(runs)
     ]
@@ -96,7 +96,7 @@ def test_the_table_for_a_terminal_has_a_dash_for_a_missing_figure() -> None:
 def test_figures_of_a_folder_are_those_of_its_runs(tmp_path: Path) -> None:
     """pass@1 is the mean over runs, pass@3 counts tasks solved once, steps are over the successes."""
     results = Results(held_out(tmp_path / "sft", "+--" + "---" + "+++"))
-    found = figures(results, [results])
+    found = figures_of(results, [results])
     assert found["pass1"] == pytest.approx(4 / 9)
     assert found["pass3"] == pytest.approx(2 / 3)
     assert (found["steps"], found["n"], found["runs"]) == (4.0, 3, 9)
@@ -114,8 +114,8 @@ def test_failures_have_a_mode_where_their_task_was_ever_solved(tmp_path: Path) -
     assert found[UNSOLVED] == 3
     assert found.total() == 6
     assert set(found) <= {*CATEGORIES, UNSOLVED}
-    assert figures(sft, [sft])["format_errors"] == pytest.approx(2 / (5 * 3 + 2))
-    assert figures(rl, [sft])["format_errors"] == 0
+    assert figures_of(sft, [sft])["format_errors"] == pytest.approx(2 / (5 * 3 + 2))
+    assert figures_of(rl, [sft])["format_errors"] == 0
 
 
 def test_turned_runs_are_those_whose_outcome_changed(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_page_documents_what_an_episode_writes(tmp_path: Path) -> None:
     run = trajectory(number=1)
     judged = Judgement(trajectory_id=run.trajectory_id, judge="check", model="", verdict="success")
     with RunWriter(tmp_path / "run") as folder:
-        folder.commit(run, judged, 1.0)
+        folder.commit(run, judged)
     assert written(tmp_path / "run") == documented("collect.py").keys()
 
 

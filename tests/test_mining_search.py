@@ -1,4 +1,4 @@
-"""Mining: alignment scores, the divergence search, labels, gates, caps, and what may enter RL."""
+"""Laws of the miner: alignment scores, the divergence search, labels, gates, caps, what may enter RL."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ walks = st.lists(verbs, min_size=1, max_size=5).map(lambda names: " ".join([*nam
 
 
 def labels(*answers: tuple[str, float] | None) -> Judge:
-    """A judge that gives these answers in turn, then the last one for ever."""
+    """A judge that gives these answers in turn, then the last one forever."""
     queue = [answer and Label(*answer) for answer in answers]
 
     async def judge(pair: Contrast, first: Label | None) -> Label | None:
@@ -81,9 +81,7 @@ def test_weights_and_thresholds_are_the_papers() -> None:
 
 
 def test_a_state_is_like_itself_whatever_its_indices() -> None:
-    """S_state is 1 for the same page under other indices and falls with another path, other elements and
-    another progress.
-    """
+    """S_state is 1 for the same page under other indices, less for another path, element or progress."""
     here = aligned("add")
     assert state_score(here, aligned("add", shift=9)) == pytest.approx(1)
     assert state_score(here, aligned("add", path="/other")) < 1
@@ -94,7 +92,7 @@ def test_a_state_is_like_itself_whatever_its_indices() -> None:
     )
 
 
-def test_memories_count_only_where_both_are_written() -> None:
+def test_memories_count_only_if_both_are_written() -> None:
     """Without a memory its weight falls away; with two unlike memories the score falls."""
     assert state_score(aligned("add", memory="found a lamp"), aligned("add")) == pytest.approx(1)
     assert state_score(aligned("add", memory="found a lamp"), aligned("add", memory="chairs sold out")) < 1
@@ -102,9 +100,7 @@ def test_memories_count_only_where_both_are_written() -> None:
 
 @given(verbs, verbs)
 def test_action_score_is_bounded_symmetric_and_none_for_equals(a: str, b: str) -> None:
-    """S_action lies in [0, 1], does not depend on the sides, and is None where the compositions are the same
-    or trivial.
-    """
+    """S_action is in [0, 1], does not depend on the sides, and is None for equal or trivial moves."""
     x, y = aligned(a).moves, aligned(b, shift=3).moves
     score = action_score(x, y)
     assert score == action_score(y, x)
@@ -116,9 +112,7 @@ def test_action_score_is_bounded_symmetric_and_none_for_equals(a: str, b: str) -
 
 
 def test_passive_differences_count_less() -> None:
-    """A click against a selection outweighs a search against a scroll; another type outweighs other
-    parameters.
-    """
+    """A click against a selection outweighs another value, which outweighs a search against a scroll."""
 
     def score(a: str, b: str) -> float:
         return action_score(aligned(a).moves, aligned(b).moves) or 0.0
@@ -135,7 +129,7 @@ def test_the_prior_alone_never_passes() -> None:
 
 
 def test_shared_evidence_counts_against() -> None:
-    """S_category falls where the failing branch shows the success's closing behaviour too."""
+    """S_category falls if the failing branch shows the success's closing behaviour too."""
     success = run("open select add done", True)
     without, shared = run("open add add done", False, name="b"), run("open select blue done", False, name="c")
     item = candidates(Contrast(success, without))[0]
@@ -167,7 +161,7 @@ def test_pairs_need_a_success_and_a_failure() -> None:
 
 
 def test_the_skipped_decision_is_found() -> None:
-    """A run that skips the option parts from the success where the success chooses it, whatever the indices."""
+    """A run that skips the option parts from the success at its choice, whatever the indices."""
     result = mined(
         [
             run("open@/ select@/item add@/item done@/cart", True),
@@ -182,9 +176,7 @@ def test_the_skipped_decision_is_found() -> None:
 
 
 def test_a_premature_end_is_a_candidate_unless_strict() -> None:
-    """ours: the failing side may be its done; --strict-non-terminal excludes it; the success's done never is
-    one.
-    """
+    """ours: the failing side may be its done unless --strict-non-terminal; the success side never is."""
     runs = [run("open add checkout done", True), run("open add done", False, name="b")]
     loose = candidates(Contrast(*runs))
     strict = candidates(Contrast(*runs), strict_non_terminal=True)
@@ -216,9 +208,7 @@ def test_the_later_step_wins_a_tie() -> None:
 
 
 def test_targets_cover_every_verb_that_differs() -> None:
-    """Where runs part at a click, a selection, a typing, a navigation, a reading or a search, the target is
-    that verb.
-    """
+    """Whichever verb two runs part at, the target is that verb."""
     wanted = {"select", "add", "type", "goto", "read", "checkout", "search"}
     runs = []
     for name in sorted(wanted):
@@ -236,9 +226,7 @@ def test_targets_cover_every_verb_that_differs() -> None:
 
 @pytest.mark.parametrize("kept", ["picture", "sample"])
 def test_gates_need_a_picture_and_a_sample(kept: str) -> None:
-    """Without a picture on either branch, or where the target's element is not in the prompt, there is no
-    state, and the reason is counted.
-    """
+    """Without a picture on either branch, or without a sample, no state is mined; the reason is counted."""
     runs = [run("open select add done", True), run("open add done", False, name="b")]
     if kept == "sample":
         runs = [AlignedRun(_without_pictures(item), item.success) for item in runs]
@@ -276,8 +264,8 @@ def test_labels_below_seventy_are_reviewed(answers: tuple[tuple[str, float], ...
 
 
 @pytest.mark.parametrize("answers", [(("date", 0.5), ("boundary", 0.2)), (None, None), (("date", 0.1), None)])
-def test_the_rules_decide_where_the_judge_is_unsure(answers: tuple[tuple[str, float] | None, ...]) -> None:
-    """Below 0.35 after the review, and where no answer can be read, the rule category stands."""
+def test_the_rules_decide_if_the_judge_is_unsure(answers: tuple[tuple[str, float] | None, ...]) -> None:
+    """The rules label a pair whose reviewed confidence is below 0.35 or whose answer cannot be read."""
     pair = Contrast(run("open select add done", True), run("open add done", False, name="b"))
     assert asyncio.run(label_pair(pair, labels(*answers))).source == "rule"
     assert asyncio.run(label_pair(pair, labels(*answers))) == asyncio.run(label_pair(pair, None))
@@ -298,7 +286,7 @@ def test_the_judge_sees_the_last_steps_by_element() -> None:
     st.randoms(use_true_random=False),
 )
 def test_the_order_of_the_pool_does_not_matter(rows: list[tuple[str, bool, str]], random: object) -> None:
-    """A permuted pool, with runs that stand in it twice, gives the same states, audit rows and counts."""
+    """A permuted pool, even with a run twice, gives the same states, audit rows and counts."""
     runs = [
         run(names, success, task_id=task, name=f"n{number}")
         for number, (names, success, task) in enumerate(rows)
@@ -325,9 +313,7 @@ def test_every_state_passes_all_thresholds(good: str, bad: str) -> None:
 
 
 def test_only_the_success_side_enters_rl() -> None:
-    """No word of the failing branch stands in the mined state: not its page, answer, memory, result, task
-    arguments, id or picture.
-    """
+    """No word of the failing branch is in the mined state, whichever of its fields it came from."""
     evil = "ZZQ-evil-7"
     success, failure = run("open select add done", True), trajectory("open add done", name=evil)
     steps = tuple(
@@ -357,7 +343,7 @@ def test_only_the_success_side_enters_rl() -> None:
 
 
 def test_one_state_a_task_or_one_a_pair() -> None:
-    """By default the best state of a task is kept; with per_pair each pair may give one, the same state once."""
+    """The best state of a task is kept; with per_pair each pair may give one, but no state comes twice."""
     runs = [
         run("open select add done", True),
         run("open add done", False, name="b"),
@@ -410,10 +396,8 @@ def corpus(rows: list[tuple[str, str, float]]) -> list[Found]:
     )
 )
 def test_caps_hold_or_are_reported(rows: list[tuple[str, str, float]]) -> None:
-    """After capping no host has more than 30 % and obstructions at most 10 % of what is left, unless the cap
-    is reported as not binding.
-    """
-    result = Mined(found=corpus(rows))
+    """No host has more than 30 % and obstructions at most 10 % of the states, unless a cap is not binding."""
+    result = Mined(corpus(rows), Counter(), counts={}, caps={})
     cap_corpus(result)
     sizes = Counter(item.state.host for item in result.found)
     if result.caps["domain"] == "holds":
@@ -428,9 +412,7 @@ def test_caps_hold_or_are_reported(rows: list[tuple[str, str, float]]) -> None:
 
 
 def test_a_cap_drops_the_lowest_of_the_largest_category() -> None:
-    """Of the host that is over, the most frequent category loses its lowest score first; three hosts are too
-    few for the cap.
-    """
+    """The host's most frequent category loses its lowest score first; three hosts are too few for a cap."""
     rows = [("a", "date", 0.7), ("a", "date", 0.9), ("a", "controls", 0.63), ("a", "date", 0.8)] + [
         (host, "date", 0.9) for host in "bcdbcd"
     ]

@@ -1,4 +1,4 @@
-"""The failure modes: Table 5, moves without indices, rule features, and local evidence."""
+"""Laws of the failure modes: Table 5, moves without indices, rule features, local evidence."""
 
 from dataclasses import replace
 from itertools import product
@@ -44,8 +44,8 @@ def test_a_failed_action_is_no_move() -> None:
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
-def test_every_mode_has_rules(category: str) -> None:
-    """Closing behaviour and violation are defined for each mode, on empty windows too."""
+def test_every_mode_has_closing_behaviour_and_a_violation(category: str) -> None:
+    """Closing behaviour and violation of each mode name known traits and signs, and take empty windows."""
     window = trajectory("open select add done").steps
     mode = BY_NAME[category]
     wanted = mode.closing(window, TASK)
@@ -57,9 +57,7 @@ def test_every_mode_has_rules(category: str) -> None:
 
 
 def test_a_skipped_option_violates_the_constraint() -> None:
-    """A run that goes on without the option that the task names shows the violation, the one that sets it
-    does not.
-    """
+    """A run that goes on without the option that the task names shows the violation, another one does not."""
     good, bad = trajectory("open select add done").steps, trajectory("open add done").steps
     mode = BY_NAME["constraint"]
     wanted = mode.closing(good[:3], TASK)
@@ -89,7 +87,7 @@ def test_rules_point_at_plain_failures(names: str, category: str) -> None:
 
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_every_mode_can_be_the_rules_label(category: str) -> None:
-    """No mode is outvoted whatever the run shows: some features make it the label."""
+    """For every mode some features make it the label."""
     plain = features("Buy it", trajectory("open add done"), trajectory("open add done"))
     changes: dict[str, list[Any]] = {
         "numbers": [0, 1],

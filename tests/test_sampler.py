@@ -14,7 +14,7 @@ from tiny_model import tiny_policy
 from rmsweb.engine import sampler as sampler_room
 from rmsweb.engine.lora import add_lora, merged_state_dict
 from rmsweb.engine.packing import Bundle, make_pack
-from rmsweb.engine.sampler import Decoding, RolloutCache, cache_bytes, choose, plan_batches, sample, uniforms
+from rmsweb.engine.sampler import Decoding, RolloutCache, cache_bytes, choose, cut, sample, uniforms
 from rmsweb.records import Image, Message, Text
 
 GREEDY = Decoding(temperature=0.0)
@@ -197,7 +197,7 @@ def test_batches_stay_within_the_budget(prompts, n, budget):
     def padded(batch):
         return len(batch) * (max(lengths[i] for i in batch) + n * max(limits[i] for i in batch))
 
-    batches = plan_batches(lengths, limits, lambda prompt, limit: prompt + n * limit, budget)
+    batches = cut(sorted(range(len(prompts)), key=lambda i: -lengths[i]), padded, budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(prompts)))
     assert all(len(batch) == 1 or padded(batch) <= budget for batch in batches)
     assert all(padded([*batch, after[0]]) > budget for batch, after in itertools.pairwise(batches))

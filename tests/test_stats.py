@@ -74,7 +74,7 @@ def test_paired_difference_of_a_policy_with_itself_is_zero(table: list[list[bool
     assert evidence(result) == "undecided"
 
 
-def test_evidence_in_both_directions() -> None:
+def test_evidence_needs_an_interval_on_one_side_of_zero_and_ten_tasks() -> None:
     """The verdict needs the interval on one side of 0, and enough tasks."""
     for count, verdicts in ((10, ("shows", "contradicts")), (9, ("undecided", "undecided"))):
         good, bad = ({str(i): [value] for i in range(count)} for value in (True, False))

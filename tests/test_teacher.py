@@ -1,6 +1,4 @@
-"""Laws of the scripted roles over HTTP: a reply is a function of the request alone, mistakes are repeatable,
-and a guide averts them.
-"""
+"""Laws of the scripted roles: a reply follows from the request alone, and a guide averts mistakes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +37,7 @@ def url() -> Iterator[str]:
 async def attempt(
     policy: Endpoint, task: Task, config: PromptConfig, seed: int, guide: str | None
 ) -> tuple[Trajectory, bool]:
-    """One episode without a browser, its policy asked over HTTP, and the site's verdict."""
+    """Run one episode without a browser, its policy asked over HTTP; return it with the site's verdict."""
     session, environment = ReplaySession(), ReplayEnvironment()
     source = Source(script="test", policy="scripted-teacher", seed=seed)
     start = await environment.reset(session, task)
@@ -61,9 +59,7 @@ async def attempt(
 def answers(
     url: str, worlds: list[World], config: PromptConfig = SMALL, seed: int = 1, guide: str | None = None
 ) -> list[tuple[list[str], bool]]:
-    """What the teacher answered, step by step, and whether the task was solved; the tasks run at the same
-    time.
-    """
+    """Return the teacher's answers and whether each task was solved; the tasks run at the same time."""
 
     async def run() -> list[tuple[list[str], bool]]:
         async with Endpoint(role="teacher", url=url, model="scripted-teacher") as policy:
@@ -76,9 +72,7 @@ def answers(
 
 
 def test_the_same_request_gets_the_same_answer(url: str) -> None:
-    """The server keeps nothing: interleaved episodes, run twice in another order, give the same answers;
-    another seed moves a slip at most.
-    """
+    """Episodes run again in another order give the same answers; another seed moves a slip at most."""
     first, again = answers(url, WORLDS), answers(url, WORLDS[::-1])[::-1]
     assert first == again
     assert (
@@ -88,7 +82,7 @@ def test_the_same_request_gets_the_same_answer(url: str) -> None:
 
 
 def test_the_teacher_reads_the_paper_sized_prompt_as_well_as_the_small_one(url: str) -> None:
-    """What is shown besides (schema, tabs, attributes, thinking, long history) changes none of its answers."""
+    """A larger prompt (schema, tabs, attributes, thinking, long history) changes none of its answers."""
     assert answers(url, WORLDS) == answers(url, WORLDS, PromptConfig())
 
 
@@ -104,9 +98,7 @@ def test_habits_fail_and_a_guide_that_names_them_helps(url: str) -> None:
 
 
 def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
-    """The reflection handler's guides, made from the summaries that collection sends, get the teacher through
-    most of the tasks.
-    """
+    """The reflection handler's guides, made from collection's summaries, solve most of the tasks."""
 
     async def solve(teacher: Endpoint, handler: Endpoint, world: World) -> bool:
         guide = None
@@ -130,9 +122,7 @@ def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
 
 
 def test_the_habits_make_critical_states_of_eight_failure_modes() -> None:
-    """What the teacher does wrong in collection can be mined as states of at least eight of the eleven modes
-    by the rules' label alone.
-    """
+    """The teacher's mistakes give states of eight of the eleven modes by the rules' label alone."""
 
     def render(run: AlignedRun, position: int) -> StepSample | None:
         sample = action_sample(run.trajectory, position, SMALL, lambda text: len(text.split()))
@@ -172,9 +162,7 @@ def test_an_unknown_task_ends_at_once(url: str) -> None:
 
 
 def test_the_judges_are_understood_by_the_rooms_that_ask_them(url: str) -> None:
-    """The outcome judge's and the failure judge's words parse: a right answer is a success, a failed run gets
-    a known category.
-    """
+    """A right answer is a success to the outcome judge; the failure judge names a known category."""
 
     async def run() -> None:
         async with (
@@ -190,6 +178,6 @@ def test_the_judges_are_understood_by_the_rooms_that_ask_them(url: str) -> None:
                 failure, task_text=world.text, success="goal: x\n", failure="goal: y\n", evidence="steps 3\n"
             )
             assert label is not None
-            assert label[0] in CATEGORIES
+            assert label.category in CATEGORIES
 
     asyncio.run(run())

@@ -202,7 +202,7 @@ class Parted(Ranks):
     others: tuple[int, ...] = ()
 
     def gather(self, value):
-        return [value, list(self.others)] if all(isinstance(item, int) for item in value) else [value, []]
+        return [value, dict.fromkeys(self.others, "elsewhere")]
 
     def barrier(self):
         pass

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 from playwright.async_api import Error
 
@@ -157,6 +158,14 @@ async def scroll_to_text(window: Window, text: str) -> ActionResult:
 # ------------------------------------------------------------------------------ reading, files, scripts, done
 
 
+def _store_page(folder: Path, text: str) -> str:
+    """Keep a page text in the run folder; return its relative path."""
+    path = Path("pages") / f"{sha256_text(text)[:16]}.md"
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text(text, encoding="utf-8", newline="")
+    return path.as_posix()
+
+
 async def extract_structured_data(
     window: Window, query: str, extract_links: bool, start_from_char: int
 ) -> ActionResult:
@@ -172,7 +181,7 @@ async def extract_structured_data(
         if part.total == 0 and names:
             hint += f"; a PDF or a download is read with read_file: {', '.join(names)}"
         raise ActionProblem(hint)
-    path = window.store_page(part.text)
+    path = _store_page(window.folder, part.text)
     answer = await window.step.extractor(query, part.text, extract_links)
     more = f"\n(the page goes on: start_from_char={part.next_char})" if part.next_char is not None else ""
     short = len(answer) < SHORT_ANSWER_CHARS

@@ -40,7 +40,7 @@ from rmsweb.browser.guard import BLANK, SEARCH_URLS, Guard, Secrets
 from rmsweb.browser.page import SCRIPT, ActionProblem, Target, call, first_line
 from rmsweb.browser.protocol import Extractor
 from rmsweb.browser.snapshot import FrameBook
-from rmsweb.records import Observation, sha256_text
+from rmsweb.records import Observation
 
 NAVIGATION_WAIT_S = 8.0  # longest wait for a page that an action started to load
 QUIET_S = 0.05  # a document without a change for so long is ready
@@ -447,10 +447,3 @@ class Window:
 
         source = await html(self.page.main_frame)
         return self.secrets.mask(await asyncio.to_thread(to_markdown, source, links=links))
-
-    def store_page(self, text: str) -> str:
-        """Keep a page text in the run folder; return its relative path."""
-        path = Path("pages") / f"{sha256_text(text)[:16]}.md"
-        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / path).write_text(text, encoding="utf-8", newline="")
-        return path.as_posix()

@@ -77,13 +77,14 @@ def load_training_state(
     of other parameters or of another number of ranks.
     """
     own = _states(folder, ranks)
-    known = {path for paths in ranks.gather(list(own.values())) for path in paths}
+    everyone = ranks.gather(own)
+    known = {path for states in everyone for path in states.values()}
     if others := set(folder.glob("state-*.pt")) - known:
         raise ValueError(
             f"{min(others)}: was written by another number of ranks than {ranks.world_size}; resume with as "
             "many as before"
         )
-    newest = max(set.intersection(*map(set, ranks.gather(list(own)))), default=-1)
+    newest = max(set.intersection(*map(set, everyone)), default=-1)
     for step, path in own.items():
         if step > newest:
             path.unlink()

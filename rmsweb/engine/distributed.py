@@ -68,11 +68,6 @@ class Ranks:
         """Whether this process writes the files of the run."""
         return self.rank == 0
 
-    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the sum of each named value over the ranks; every rank must give the same names."""
-        parts = self.gather(dict(values))
-        return {name: sum(part[name] for part in parts) for name in values}
-
     def gather(self, value: Any) -> list[Any]:
         """Return the (picklable) values of all ranks, in order of rank, on every rank."""
         if self.world_size == 1:

@@ -208,11 +208,8 @@ def deal_packs(costs: Sequence[float], num_ranks: int) -> list[list[int | None]]
     >>> deal_packs([5.0, 1.0, 3.0], 2)
     [[0, None], [2, 1]]
     """
-    hands: list[list[int | None]] = [[] for _ in range(num_ranks)]
-    load = [0.0] * num_ranks
-    for pack in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        rank = min(range(num_ranks), key=lambda r: (load[r], len(hands[r]), r))
-        hands[rank].append(pack)
-        load[rank] += costs[pack]
+    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    for pack in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        min(hands, key=lambda hand: (sum(costs[i] for i in hand), len(hand))).append(pack)
     longest = max(map(len, hands))
-    return [hand + [None] * (longest - len(hand)) for hand in hands]
+    return [[*hand, *[None] * (longest - len(hand))] for hand in hands]

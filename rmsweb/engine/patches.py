@@ -7,7 +7,7 @@ another server sees the same picture.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,38 +22,30 @@ from rmsweb.prompt import PromptConfig, image_size
 from rmsweb.records import Image
 
 FILE = "preprocessor_config.json"
-NAMES = {  # field of PixelFormat -> its name in the file
-    "patch": "patch_size",
-    "time": "temporal_patch_size",
-    "merge": "merge_size",
-    "mean": "image_mean",
-    "std": "image_std",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class PixelFormat:
-    """How a picture becomes patches."""
+    """How a picture becomes patches; the fields have the names of the file."""
 
-    patch: int = 16  # pixels a side
-    time: int = 2  # a still picture is repeated this often
-    merge: int = 2  # patches a side of one image token
-    mean: Sequence[float] = (0.5, 0.5, 0.5)
-    std: Sequence[float] = (0.5, 0.5, 0.5)
+    patch_size: int = 16  # pixels a side
+    temporal_patch_size: int = 2  # a still picture is repeated this often
+    merge_size: int = 2  # patches a side of one image token
+    image_mean: Sequence[float] = (0.5, 0.5, 0.5)
+    image_std: Sequence[float] = (0.5, 0.5, 0.5)
 
     @classmethod
     def read(cls, folder: Path) -> "PixelFormat":
         """Return the format of a checkpoint folder; what its file does not say has the default."""
         path = folder / FILE
         data = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return cls(**{field: data[name] for field, name in NAMES.items() if name in data})
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
 
     def write(self, folder: Path, config: PromptConfig) -> None:
         """Write the file, with the prompt config's bounds of a picture's area."""
-        numbers = {name: getattr(self, field) for field, name in NAMES.items()}
         size = {"shortest_edge": config.image_min_pixels, "longest_edge": config.image_max_pixels}
-        data = {"image_processor_type": "Qwen2VLImageProcessor", **numbers, "size": size}
-        write_json(folder / FILE, data)
+        kind = {"image_processor_type": "Qwen2VLImageProcessor"}
+        write_json(folder / FILE, {**kind, **asdict(self), "size": size})
 
 
 @lru_cache(maxsize=256)  # 190 MB at the paper's 640 x 384 pixels
@@ -74,11 +66,11 @@ def patchify(pixels: np.ndarray, form: PixelFormat) -> Tensor:
     The patches are in the order of the 2 x 2 merger: those of one token lie one after another.
     """
     height, width = pixels.shape[:2]
-    mean, std = (np.asarray(values, np.float32) for values in (form.mean, form.std))
+    mean, std = (np.asarray(values, np.float32) for values in (form.image_mean, form.image_std))
     scaled = (pixels.astype(np.float32) / 255 - mean) / std
-    side, merge = form.patch, form.merge
+    side, merge = form.patch_size, form.merge_size
     cells = scaled.reshape(height // (side * merge), merge, side, width // (side * merge), merge, side, 3)
     # row, column of tokens; row, column in the token; channel; row, column in the patch
     cells = cells.transpose(0, 3, 1, 4, 6, 2, 5)
-    frames = np.repeat(cells[:, :, :, :, :, None], form.time, axis=5)
+    frames = np.repeat(cells[:, :, :, :, :, None], form.temporal_patch_size, axis=5)
     return torch.from_numpy(np.ascontiguousarray(frames.reshape(height * width // side**2, -1)))

@@ -13,8 +13,9 @@ Shapes: T tokens of a pack, N answer tokens of a pack, P prompt, R response, V v
 3. ours: the newline after the answer's <|im_end|> is not part of the answer; serving stops at <|im_end|>.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,17 +132,17 @@ class PolicyModel:
         self.scorer, self.by_layer = Scorer(self.model), False
         self.tokenizer, self.prompt_config, self.name = tokenizer, prompt_config, name
         self.device, self.pixel_format = torch.device(device), pixel_format or PixelFormat()
-        self._control: dict[str, int] = {}
+        self._control: dict[str, list[int]] = {}
         for token in CONTROL:
             number = tokenizer.convert_tokens_to_ids(token)
             if number is None or number == tokenizer.unk_token_id:
                 raise ValueError(f"tokenizer of {name or 'the model'}: lacks the control token {token}")
-            self._control[token] = int(number)
+            self._control[token] = [int(number)]
 
     @property
     def end_id(self) -> int:
         """The token that ends an answer."""
-        return self._control[IM_END]
+        return self._control[IM_END][0]
 
     @classmethod
     def load(
@@ -169,14 +170,14 @@ class PolicyModel:
                 f"{source}: neither a checkpoint folder nor a model that can be fetched ({reason})"
             ) from None
         own = folder / "prompt_config.json"
-        stored = load_prompt_config(own) if own.is_file() else None
-        if stored is not None and prompt_config is not None and stored != prompt_config:
+        stored = load_prompt_config(own) if own.is_file() else prompt_config
+        if stored and prompt_config and stored != prompt_config:
             fields = ", ".join(differing_fields(stored, prompt_config))
             raise ValueError(f"{own}: differs from the given prompt config in {fields}")
         return cls(
             model,
             AutoTokenizer.from_pretrained(source),
-            prompt_config=prompt_config or stored,
+            prompt_config=stored,
             pixel_format=PixelFormat.read(folder),
             device=device,
             name=str(source),
@@ -204,7 +205,7 @@ class PolicyModel:
 
         The tokens are those of `encode_response(text)`. Raises ValueError where no token overlaps the span.
         """
-        offsets = self._encoding(text, return_offsets_mapping=True)["offset_mapping"]
+        offsets = self._encode(text, return_offsets_mapping=True)["offset_mapping"]
         inside = [
             number for number, (start, stop) in enumerate(offsets) if start < span[1] and stop > span[0]
         ]
@@ -212,11 +213,11 @@ class PolicyModel:
             raise ValueError(f"no token overlaps characters {span} of {text!r}")
         return inside[0], inside[-1] + 1
 
-    def _encoding(self, text: str, **options: bool) -> Any:
+    def _encode(self, text: str, **options: bool) -> Any:
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, **options)
 
     def _tokens(self, text: str) -> list[int]:
-        return self._encoding(text)["input_ids"]
+        return self._encode(text)["input_ids"]
 
     def encode_prompt(self, messages: Sequence[Message], image_root: Path) -> EncodedPrompt:
         """Return the tokens of the chat template up to the answer's first place.
@@ -234,42 +235,28 @@ class PolicyModel:
         """
         config = self.prompt_config or PromptConfig()
         pieces = self._pieces(messages, lambda image: [0] * image_tokens(image.width, image.height, config))
-        return sum(len(self._tokens(piece) if isinstance(piece, str) else piece) for piece in pieces)
+        return sum(map(len, pieces))
 
-    def _pieces(
-        self, messages: Sequence[Message], picture: Callable[[Image], T]
-    ) -> list[str | list[int] | T]:
-        """Apply the chat template: texts between control tokens, control tokens, and pictures.
+    def _pieces(self, messages: Sequence[Message], picture: Callable[[Image], T]) -> Iterator[list[int] | T]:
+        """Apply the chat template: tokens of texts and control tokens, and pictures.
 
-        Neighbouring texts are joined, because their tokens may cross the border.
+        Neighbouring texts are joined before they are tokenized, because a token may cross their border.
         """
-        pieces: list[str | list[int] | T] = []
-
-        def write(text: str) -> None:
-            if pieces and isinstance(before := pieces[-1], str):
-                pieces[-1] = before + text
-            else:
-                pieces.append(text)
-
-        def control(token: str) -> list[int]:
-            return [self._control[token]]
-
+        parts: list[str | list[int] | T] = []
         for message in messages:
-            pieces.append(control(IM_START))
-            write(message.role + "\n")
+            parts += [self._control[IM_START], message.role + "\n"]
             for part in message.parts:
                 if isinstance(part, Image):
-                    pieces += [control(VISION_START), picture(part), control(VISION_END)]
+                    parts += [self._control[VISION_START], picture(part), self._control[VISION_END]]
                 else:
-                    write(part.text)
-            pieces.append(control(IM_END))
-            write("\n")
-        pieces.append(control(IM_START))
-        write("assistant\n")
-        return pieces
+                    parts.append(part.text)
+            parts += [self._control[IM_END], "\n"]
+        parts += [self._control[IM_START], "assistant\n"]
+        for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
+            yield from [self._tokens("".join(run))] if is_text else run
 
-    def _assemble(self, pieces: Sequence[str | list[int] | np.ndarray]) -> EncodedPrompt:
-        """Tokenize the pieces and lay out positions (mRoPE) and patches.
+    def _assemble(self, pieces: Iterable[list[int] | np.ndarray]) -> EncodedPrompt:
+        """Lay out tokens, positions (mRoPE) and patches.
 
         A picture's tokens count rows and columns from the next free position; the text behind it goes on at
         the larger of its sides.
@@ -278,21 +265,20 @@ class PolicyModel:
         positions, patches, grids, images = [], [], [], [torch.zeros(0, dtype=torch.long)]
         next_position = 0
         for piece in pieces:
-            if not isinstance(piece, np.ndarray):
-                numbers = self._tokens(piece) if isinstance(piece, str) else piece
-                ids.extend(numbers)
-                positions.append(torch.arange(next_position, next_position + len(numbers)).expand(3, -1))
-                next_position += len(numbers)
-                continue
-            merge = self.pixel_format.merge
-            rows, columns = (side // (self.pixel_format.patch * merge) for side in piece.shape[:2])
-            images.append(torch.arange(len(ids), len(ids) + rows * columns))
-            ids.extend([self._control[IMAGE_PAD]] * (rows * columns))
-            row, column = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).T
-            positions.append(torch.stack([torch.zeros_like(row), row, column]) + next_position)
-            next_position += max(rows, columns)
-            patches.append(patchify(piece, self.pixel_format))
-            grids.append(torch.tensor([[1, rows * merge, columns * merge]]))
+            if isinstance(piece, list):
+                place, size = torch.arange(len(piece)).expand(3, -1), len(piece)
+            else:
+                merge = self.pixel_format.merge_size
+                rows, columns = (side // (self.pixel_format.patch_size * merge) for side in piece.shape[:2])
+                row, column = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).T
+                place, size = torch.stack([torch.zeros_like(row), row, column]), max(rows, columns)
+                patches.append(patchify(piece, self.pixel_format))
+                grids.append(torch.tensor([[1, rows * merge, columns * merge]]))
+                images.append(torch.arange(len(ids), len(ids) + len(row)))
+                piece = self._control[IMAGE_PAD] * len(row)
+            ids += piece
+            positions.append(place + next_position)
+            next_position += size
         return EncodedPrompt(
             ids=torch.tensor(ids),
             positions=torch.cat(positions, 1),

@@ -17,7 +17,7 @@ query heads of one of them, d head dimension, V vocabulary.
    at the temperature of RL, 1, these are what the trainer recomputes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -74,11 +74,14 @@ class RolloutCache:
         missing = torch.arange(longest) >= torch.tensor(self.lengths)[:, None]
         self.missing = missing[:, None, None].to(policy.device)  # [B, 1, 1, P]: behind a shorter prompt
 
-    def store(self, first: int, stop: int, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store a layer of a prefill: keys and values [h, T, d] of prompts `first` to `stop` in a row."""
-        for target, row in zip(self.prompt[layer], (keys, values), strict=True):
-            for number, part in enumerate(row.split(self.lengths[first:stop], 1), first):
-                target[number, :, : part.shape[1]] = part
+    def store(self, prompts: Sequence[int], layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer of a prefill: keys and values [h, T, d] of some prompts in a row."""
+        start = 0
+        for number in prompts:
+            stop = start + self.lengths[number]
+            for target, row in zip(self.prompt[layer], (keys, values), strict=True):
+                target[number, :, : stop - start] = row[:, start:stop]
+            start = stop
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attend from the newest token: query [B n, H, 1, d], key and value [B n, h, 1, d] -> [B n, 1, H, d].
@@ -132,9 +135,9 @@ def choose(logits: Tensor, uniform: Tensor, decoding: Decoding) -> tuple[Tensor,
         tokens = logits.argmax(-1)
     else:
         logits = logits / decoding.temperature
-        kept, order = logits, None
+        size = logits.shape[1]
+        kept, order = logits, torch.arange(size, device=logits.device).expand_as(logits)
         if decoding.top_k or decoding.top_p < 1:
-            size = logits.shape[1]
             kept, order = logits.topk(min(decoding.top_k or size, size), dim=-1)  # falling
         weights = kept.softmax(-1, dtype=torch.float64)
         if decoding.top_p < 1:
@@ -142,7 +145,7 @@ def choose(logits: Tensor, uniform: Tensor, decoding: Decoding) -> tuple[Tensor,
         cumulative = weights.cumsum(-1)
         picked = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
         picked = picked.clamp(max=kept.shape[1] - 1)  # rounding may carry a number beyond the last token
-        tokens = (picked if order is None else order.gather(1, picked))[:, 0]
+        tokens = order.gather(1, picked)[:, 0]
     return tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
@@ -151,11 +154,8 @@ def uniforms(seeds: Sequence[int], count: int) -> Tensor:
 
     Row i depends on seeds[i] alone, and a longer row begins as a shorter one.
     """
-    rows = torch.empty(len(seeds), count, dtype=torch.float64)
-    generator = torch.Generator()
-    for row, seed in zip(rows, seeds, strict=True):
-        row.uniform_(generator=generator.manual_seed(seed))
-    return rows
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return torch.stack([torch.rand(count, dtype=torch.float64, generator=own) for own in generators])
 
 
 def cache_bytes(config: Any, dtype: torch.dtype, n: int, prompt_tokens: int, max_new_tokens: int) -> int:
@@ -167,25 +167,19 @@ def cache_bytes(config: Any, dtype: torch.dtype, n: int, prompt_tokens: int, max
     return per_token * (prompt_tokens + n * max_new_tokens)
 
 
-def plan_batches(
-    lengths: Sequence[int], limits: Sequence[int], size: Callable[[int, int], int], budget: int
-) -> list[list[int]]:
-    """Cut prompts into decoding batches, longest prompts first, so that a batch is about equally long.
+def cut(numbers: Iterable[int], size: Callable[[list[int]], int], budget: int) -> list[list[int]]:
+    """Cut a sequence into runs of at most `budget` each; a single number may exceed it.
 
-    `size` gives the bytes of one prompt from the batch's longest prompt and limit; a single prompt may exceed
-    the budget.
-
-    >>> plan_batches([5, 90, 6, 80], [1, 1, 1, 1], lambda prompt, limit: prompt + limit, 190)
-    [[1, 3], [2, 0]]
+    >>> cut([3, 1, 1, 2, 9, 1], sum, 4)
+    [[3, 1], [1, 2], [9], [1]]
     """
-    batches: list[list[int]] = []
-    for number in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        joined = [*batches[-1], number] if batches else [number]  # the first one is the longest
-        if batches and len(joined) * size(lengths[joined[0]], max(limits[i] for i in joined)) <= budget:
-            batches[-1] = joined
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and size([*runs[-1], number]) <= budget:
+            runs[-1].append(number)
         else:
-            batches.append([number])
-    return batches
+            runs.append([number])
+    return runs
 
 
 def sample(
@@ -212,11 +206,16 @@ def sample(
             "expected one seed a rollout, limits >= 1"
         )
     text = policy.model.model.language_model
-    size = partial(cache_bytes, text.config, text.dtype, n)
-    lengths = [len(prompt) for prompt in prompts]
+
+    def size(batch: list[int]) -> int:
+        """Return the bytes of a batch, padded to its longest prompt, which is its first, and longest limit."""
+        prompt, limit = len(prompts[batch[0]]), max(limits[i] for i in batch)
+        return len(batch) * cache_bytes(text.config, text.dtype, n, prompt, limit)
+
     results: dict[int, list[Rollout]] = {}
+    longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # a batch is about equally long
     with policy.evaluating():
-        for batch in plan_batches(lengths, limits, size, CACHE_BYTES[policy.device.type]):
+        for batch in cut(longest_first, size, CACHE_BYTES[policy.device.type]):
             own_prompts, own_limits = [prompts[i] for i in batch], [limits[i] for i in batch]
             own_seeds = [seed for i in batch for seed in seeds[i * n : i * n + n]]
             rollouts = _sample_batch(policy, own_prompts, n, own_limits, own_seeds, decoding)
@@ -226,18 +225,12 @@ def sample(
 
 def _prefill(policy: PolicyModel, prompts: Sequence[EncodedPrompt], cache: RolloutCache) -> Tensor:
     """Fill the cache and return the final hidden state of every prompt's last token, [B, D]."""
-    last, first = [], 0
-    while first < len(prompts):
-        stop, tokens = first + 1, len(prompts[first])
-        while stop < len(prompts) and tokens + len(prompts[stop]) <= PREFILL_TOKENS:
-            tokens += len(prompts[stop])
-            stop += 1
-        part = prompts[first:stop]
-        keep = partial(cache.store, first, stop)
-        hidden = policy.scorer.hidden(make_pack([Bundle(prompt) for prompt in part], policy.device, keep))
-        ends = torch.tensor(cache.lengths[first:stop]).cumsum(0) - 1
-        last.append(hidden[ends.to(hidden.device)])
-        first = stop
+    last = []
+    for part in cut(range(len(prompts)), lambda part: sum(cache.lengths[i] for i in part), PREFILL_TOKENS):
+        bundles = [Bundle(prompts[number]) for number in part]
+        pack = make_pack(bundles, policy.device, partial(cache.store, part))
+        ends = torch.tensor([cache.lengths[number] for number in part]).cumsum(0) - 1
+        last.append(policy.scorer.hidden(pack)[ends.to(policy.device)])
     return torch.cat(last)
 
 
@@ -255,8 +248,10 @@ def _sample_batch(
     cache = RolloutCache(policy, [len(prompt) for prompt in prompts], n, longest)
     logits = head(_prefill(policy, prompts, cache)).repeat_interleave(n, 0)  # [B n, V]
     uniform = uniforms(seeds, longest).to(device)
-    limit = torch.tensor(limits, device=device).repeat_interleave(n)
-    position = torch.tensor([prompt.next_position for prompt in prompts], device=device).repeat_interleave(n)
+    limit, position = (
+        torch.tensor(values, device=device).repeat_interleave(n)
+        for values in (limits, [prompt.next_position for prompt in prompts])
+    )
     ids = torch.zeros(rollouts, longest, dtype=torch.long, device=device)
     logprobs = torch.zeros(rollouts, longest, device=device)
     lengths = torch.zeros(rollouts, dtype=torch.long, device=device)  # 0: not finished

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -33,7 +32,7 @@ from rmsweb.engine.checkpoints import (
     save_training_state,
     trained_parameters,
 )
-from rmsweb.engine.distributed import EngineConfig, Ranks, shard_policy
+from rmsweb.engine.distributed import EngineConfig, Ranks, shard_policy, whole
 from rmsweb.engine.lora import LoraConfig, add_lora
 from rmsweb.engine.packing import (
     Pack,
@@ -96,9 +95,8 @@ def read_samples(
                 f"{file}:1: header is {header[:80]!r}, expected one of a MinedState or StepSample file"
             )
         for sample in read_records(file, kind):
-            name = f"{file}: {sample.sample_id}"
-            if sample.prompt_config != prompt_config.hash:
-                made = sample.prompt_config
+            name, made = f"{file}: {sample.sample_id}", sample.prompt_config
+            if made != prompt_config.hash:
                 raise ValueError(f"{name} was made with prompt config {made}, expected {prompt_config.hash}")
             if sample.split != split:
                 raise ValueError(f"{name} is of split {sample.split}, expected {split}")
@@ -110,7 +108,6 @@ def read_data(
     policy: PolicyModel,
     split: Split,
     convert: Callable[[StepSample, Path], T | str],
-    *,
     kind: str,
     watch: Callable[..., Iterable[tuple[StepSample, Path]]],
 ) -> tuple[list[T], Counter[str]]:
@@ -120,17 +117,12 @@ def read_data(
     ValueError where nothing of its `kind` is left.
     """
     assert policy.prompt_config is not None
-    items: list[T] = []
-    left_out: Counter[str] = Counter()
-    for sample, root in watch(read_samples(files, policy.prompt_config, split), label=f"{split} samples"):
-        item = convert(sample, root)
-        if isinstance(item, str):
-            left_out[item] += 1
-        else:
-            items.append(item)
+    samples = watch(read_samples(files, policy.prompt_config, split), label=f"{split} samples")
+    found = [convert(sample, root) for sample, root in samples]
+    items, left_out = [x for x in found if not isinstance(x, str)], [x for x in found if isinstance(x, str)]
     if files and not items:
-        raise ValueError(f"{', '.join(map(str, files))}: no {kind} ({dict(left_out)})")
-    return items, left_out
+        raise ValueError(f"{', '.join(map(str, files))}: no {kind} ({dict(Counter(left_out))})")
+    return items, Counter(left_out)
 
 
 def prepare_policy(
@@ -291,13 +283,10 @@ class Optimizer:
 
     def _norm(self, gradients: Sequence[Tensor]) -> float:
         """Return the norm of all gradients, the parts of sharded ones on other ranks included."""
-        squares = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)  # replicated, sharded
+        total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for gradient in gradients:
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            squares[int(isinstance(gradient, DTensor))] += local.float().square().sum()
-        if self.ranks.world_size > 1 and any(isinstance(gradient, DTensor) for gradient in gradients):
-            dist.all_reduce(squares[1:])
-        return math.sqrt(float(squares.sum()))
+            total += whole(gradient.float().square().sum())
+        return math.sqrt(float(total))
 
 
 # ---------------------------------------------------------------------------------------------- the trainer
@@ -327,14 +316,6 @@ def peak_memory_gb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What an evaluation found; the metric named `chooser` chooses the best checkpoint."""
-
-    chooser: str
-    metrics: dict[str, float]
-
-
 @dataclass(slots=True)
 class Progress:
     """How far a run got; every training state holds it."""
@@ -357,6 +338,7 @@ class Trainer:
     num_steps: int  # training steps in all
     evaluate_every: int  # steps; the last one is followed by an evaluation and a training state
     save_every: int  # steps between training states
+    best_by: str  # the metric of an evaluation that chooses checkpoint-best
     better: Callable[[float, float], bool]  # (value, best so far) -> whether the value wins
     evaluate_first: bool = False  # whether the untrained weights take part
     data: Iterable[object] = ()  # what is trained on, in order
@@ -387,13 +369,13 @@ class Trainer:
     def run(
         self,
         step: Callable[[], dict[str, Any] | None],
-        evaluate: Callable[[], Measured | None],
+        evaluate: Callable[[], dict[str, float]],
         facts: dict[str, Any],
     ) -> Iterator[dict[str, Any]]:
         """Train to the end; yields the metrics of every step.
 
         Args: step: makes one training step and returns its metrics, None to end the run early. evaluate:
-        measures the weights, or returns None. facts: the first line of metrics.
+        measures the weights, or returns nothing. facts: the first line of metrics.
         """
         if self.progress.step == 0:
             trained = sum(parameter.numel() for parameter in self.optimizer.parameters)
@@ -418,13 +400,13 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return self.progress.step % every == 0 or self.progress.step == self.num_steps
 
-    def _choose(self, measured: Measured | None) -> None:
+    def _choose(self, measured: dict[str, float]) -> None:
         """Log an evaluation; weights that beat all before become checkpoint-best."""
-        if measured is None:
+        if not measured:
             return
-        self.log(measured.metrics)
-        value = measured.metrics[measured.chooser]
-        if self.progress.best is None or self.better(value, self.progress.best):
+        self.log(measured)
+        value, best = measured[self.best_by], self.progress.best
+        if best is None or self.better(value, best):
             self.progress.best, self.progress.best_step = value, self.progress.step
             self.save("checkpoint-best", adapter=True)
 

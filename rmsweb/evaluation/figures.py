@@ -164,7 +164,7 @@ def summarize(rows: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any
     }
 
 
-def figures(results: Results, evaluations: Iterable[Results]) -> dict[str, Any]:
+def figures_of(results: Results, evaluations: Iterable[Results]) -> dict[str, Any]:
     """Return the figures by which evaluations are compared, failure modes among them."""
     turns = sum(row.turns for row in results.rows)
     found = summarize(results.rows, tasks=len(results.outcomes), runs=K) | {

@@ -16,7 +16,7 @@ that is our category-aware sampling. ours: the same state and answer found throu
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -82,10 +82,10 @@ class Found:
 class Mined:
     """The result: states in the order of their ids, and the counts of the report."""
 
-    found: list[Found] = field(default_factory=list)
-    rejected: Counter[str] = field(default_factory=Counter)
-    counts: dict[str, int] = field(default_factory=dict)
-    caps: dict[str, str] = field(default_factory=dict)
+    found: list[Found]
+    rejected: Counter[str]  # pairs and states, by reason
+    counts: dict[str, int]  # of the pool
+    caps: dict[str, str]  # "holds" or "not binding"
 
 
 # ------------------------------------------------------------------------------------------- pairs and search
@@ -331,11 +331,8 @@ async def mine(
 
     outcomes = await asyncio.gather(*map(best, contrasts))
     chosen = [item for item in outcomes if isinstance(item, Found)]
-    result = Mined(found=_unique(chosen, per_pair=config.per_pair))
-    result.rejected.update(item for item in outcomes if isinstance(item, str))
-    result.rejected["another_pair_of_the_task"] += len(chosen) - len(result.found)
     verdicts = Counter(run.success for run in pool.values())
-    result.counts = {
+    counts = {
         "tasks": len(tasks),
         "runs": len(pool),
         "successes": verdicts[True],
@@ -344,6 +341,9 @@ async def mine(
         "pairs": len(contrasts),
         "short_long_pairs": sum(pair.kind == "short-long" for pair in contrasts),
     }
+    rejected = Counter(item for item in outcomes if isinstance(item, str))
+    result = Mined(_unique(chosen, per_pair=config.per_pair), rejected, counts, caps={})
+    rejected["another_pair_of_the_task"] += len(chosen) - len(result.found)
     cap_corpus(result)
     result.found.sort(key=lambda item: item.state.state_id)
     return result

@@ -15,7 +15,7 @@ cue and no rule.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -54,8 +54,8 @@ EXTRACT = re.compile(
 
 CLICK, SELECT, TYPE = "click_element_by_index", "select_dropdown_option", "input_text"
 EXTRACTION, SEARCH = "extract_structured_data", "search_engine"
-VALUES = frozenset({SELECT, TYPE, "upload_file_to_element"})
-OPENS = frozenset({"go_to_url", SEARCH, "switch_tab"})
+VALUES = (SELECT, TYPE, "upload_file_to_element")
+OPENS = ("go_to_url", SEARCH, "switch_tab")
 PROGRESS = frozenset(spec.name for spec in ACTIONS.values() if spec.changes_state)
 
 
@@ -179,7 +179,7 @@ class FailureMode:
     title: str
     share: float  # of the paper's final corpus, in %
     meaning: str  # in our words
-    verbs: frozenset[str]  # of the moves that close the task where this mode would break it
+    verbs: Collection[str]  # of the moves that close the task where this mode would break it
     trait: str = "any"  # of these moves
     signs: tuple[str, ...] = ("goes on without",)  # each shows the mode on the failing branch
 
@@ -203,7 +203,7 @@ MODES = (
         "Unverifiable evidence, source, or compliance failure",
         39.80,
         "concludes without evidence on a page, or from a wrong source",
-        verbs=frozenset({CLICK, EXTRACTION, "go_to_url", "scroll_to_text", "done"}),
+        verbs=(CLICK, EXTRACTION, "go_to_url", "scroll_to_text", "done"),
         trait="answer is on the page",
         signs=("end", "goes on without"),
     ),
@@ -212,7 +212,7 @@ MODES = (
         "Critical action or task endpoint incomplete",
         18.73,
         "finds the object, never adds, books, signs in or confirms",
-        verbs=frozenset({CLICK, "send_keys", TYPE}),
+        verbs=(CLICK, "send_keys", TYPE),
         trait="brings to the end",
         signs=("end", "goes on without"),
     ),
@@ -221,7 +221,7 @@ MODES = (
         "Access, anti-bot, or technical obstruction",
         9.98,
         "is stuck behind a CAPTCHA, a 403 page or a dead control",
-        verbs=OPENS | {"go_back", "close_tab"},
+        verbs=(*OPENS, "go_back", "close_tab"),
         signs=("blocked page",),
     ),
     FailureMode(
@@ -229,7 +229,7 @@ MODES = (
         "UI interaction or navigation failure",
         8.53,
         "does not reach or operate a page, tab, date picker or dropdown",
-        verbs=VALUES | {CLICK, "switch_tab", "send_keys", "scroll_to_text"},
+        verbs=(*VALUES, CLICK, "switch_tab", "send_keys", "scroll_to_text"),
         signs=("trouble", "unchanged page", "stuck end", "no closing move"),
     ),
     FailureMode(
@@ -245,7 +245,7 @@ MODES = (
         "Hard constraint, target object, or numeric threshold mismatch",
         6.02,
         "chooses what breaks a required attribute or number",
-        verbs=VALUES | {CLICK},
+        verbs=(*VALUES, CLICK),
         trait="chooses what the task names",
     ),
     FailureMode(
@@ -253,7 +253,7 @@ MODES = (
         "Filter/sort/search context not applied",
         4.53,
         "claims a filter, sort order or search that the page does not show",
-        verbs=VALUES | {CLICK},
+        verbs=(*VALUES, CLICK),
         trait="sets a control",
     ),
     FailureMode(
@@ -261,7 +261,7 @@ MODES = (
         "Date/time/availability closure",
         2.26,
         "never checks the requested date, time, stock or recency",
-        verbs=VALUES | {CLICK, EXTRACTION},
+        verbs=(*VALUES, CLICK, EXTRACTION),
         trait="concerns time",
     ),
     FailureMode(
@@ -269,7 +269,7 @@ MODES = (
         "Target discovery or search-strategy failure",
         1.82,
         "searches and navigates repeatedly without reaching the page",
-        verbs=frozenset({"go_to_url", CLICK}),
+        verbs=("go_to_url", CLICK),
         signs=("repeated searches", "only passive moves"),
     ),
     FailureMode(
@@ -277,7 +277,7 @@ MODES = (
         "Information extraction, final calculation, or multi-field omission",
         0.64,
         "leaves out a field, unit or computed value",
-        verbs=frozenset({EXTRACTION, "scroll", "scroll_to_text", CLICK}),
+        verbs=(EXTRACTION, "scroll", "scroll_to_text", CLICK),
         signs=("end", "goes on without"),
     ),
     FailureMode(
@@ -285,7 +285,7 @@ MODES = (
         "Login, payment, or privacy-boundary error",
         0.31,
         "stops at the wrong boundary, or enters data it was not given",
-        verbs=frozenset({TYPE, CLICK}),
+        verbs=(TYPE, CLICK),
         trait="concerns an account",
     ),
 )

@@ -282,11 +282,12 @@ def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int
         num_steps=sys.maxsize,
         evaluate_every=sys.maxsize,
         save_every=sys.maxsize,
+        best_by="",
         better=operator.gt,
         betas=(0.9, 0.98),
     )
     with trainer.folder:
-        for values in trainer.run(step, lambda: None, {"seed": seed}):
+        for values in trainer.run(step, dict, {"seed": seed}):
             if trainer.progress.step % 100 == 0:
                 print(json.dumps({"step": trainer.progress.step, **values}), flush=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rmsweb.config import main_guard
 from rmsweb.evaluation.figures import Results
 from rmsweb.jsonl import write_json
-from rmsweb.report.page import render, summarize, terminal_table
+from rmsweb.report.page import comparison, render, terminal_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise FileNotFoundError(f"no run folder at {', '.join(missing)}")
     out = options.out or Path(os.path.commonpath([run.resolve() for run in options.runs]))
     folders = [Results(run) for run in options.runs]
-    summary = summarize(folders, json.loads(options.seconds.read_bytes()) if options.seconds else {})
+    summary = comparison(folders, json.loads(options.seconds.read_bytes()) if options.seconds else {})
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.html").write_text(render(folders, summary, out, options.examples), encoding="utf-8")
     write_json(out / "summary.json", summary)

@@ -22,7 +22,7 @@ from typing import Any
 import jinja2
 
 from rmsweb.browser.actions import canonical_action
-from rmsweb.evaluation.figures import UNSOLVED, Results, RunRow, figures, percent, turned
+from rmsweb.evaluation.figures import UNSOLVED, Results, RunRow, figures_of, percent, turned
 from rmsweb.jsonl import read_records
 from rmsweb.mining.taxonomy import MODES, TITLES
 from rmsweb.records import AuditRow, Image
@@ -55,11 +55,11 @@ def evaluations_of(folders: Iterable[Results]) -> list[Results]:
     return [folder for folder in folders if folder.role == "evaluation"]
 
 
-def summarize(folders: Sequence[Results], seconds: Mapping[str, float]) -> dict[str, Any]:
+def comparison(folders: Sequence[Results], seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return summary.json: figures of each policy, paired differences, seconds by stage, scripted roles."""
     evaluations = evaluations_of(folders)
     return {
-        "policies": {folder.path.name: figures(folder, evaluations) for folder in evaluations},
+        "policies": {folder.path.name: figures_of(folder, evaluations) for folder in evaluations},
         "differences": {
             f"{after.path.name} - {before.path.name}": _difference(before, after)
             for before, after in pairwise(evaluations)

@@ -146,8 +146,6 @@ def rl_step(
 ) -> tuple[dict[str, Any], int]:
     """Run one training step of Salvage-DS, the same on every rank.
 
-    A step with nothing accepted or retained changes no weight.
-
     Args: step: number of this step, from 0, skipped ones counted. position: prompts drawn in all steps
     before. report: told what is going on. keep: given the sampled groups, to write them down.
     Returns: the statistics of App. J (docs/metrics.md) and the new position.
@@ -157,10 +155,14 @@ def rl_step(
     with clock("sample_s"):
         groups = generate(policy, ranks, states, prompts, config, step=step, position=position, report=report)
     keep(groups)
-    # 2. Keep B accepted and S rejected groups, and deal them into mini-batches of M.
-    accepted = [group.gate.accepted for group in groups]
-    sizes = {"train_batch": config.train_batch, "mini_batch": config.mini_batch}
-    chosen = select_groups(accepted, **sizes, salvage=config.algorithm == "salvage-ds")
+    # 2. Keep B accepted and S rejected groups, and deal them into mini-batches of M; with none the step is
+    # skipped: no weight changes.
+    chosen = select_groups(
+        [group.gate.accepted for group in groups],
+        train_batch=config.train_batch,
+        mini_batch=config.mini_batch,
+        salvage=config.algorithm == "salvage-ds",
+    )
     batches = deal_mini_batches(chosen, mini_batch=config.mini_batch)
     # 3. Old and reference log-probs, once, before the first update.
     places = [place for batch in batches for place in batch]
@@ -173,9 +175,8 @@ def rl_step(
     with clock("update_s"):
         for number, batch in enumerate(batches, 1):
             report(f"update {number} of {len(batches)}")
-            groups_of_batch = [ready[place] for place in batch]
-            batch_sums, norm = update(policy, ranks, groups_of_batch, prompts, optimizer, config)
-            sums.update(batch_sums)
+            found, norm = update(policy, ranks, [ready[place] for place in batch], prompts, optimizer, config)
+            sums.update(found)
             norms.append(norm)
     values = {
         **counts(chosen, len(groups), len(batches), config),
