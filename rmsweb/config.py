@@ -217,7 +217,9 @@ def main_guard(main: Callable[[], int | None]) -> int:
         return main() or 0
     except FileNotFoundError as error:
         code, message = 3, str(error)
-    except ValueError as error:
+    except ConnectionError as error:  # an endpoint that does not answer
+        code, message = 1, str(error)
+    except (ValueError, OSError) as error:  # no permission, a full disk, a file where a folder should be
         code, message = 2, str(error)
     except KeyboardInterrupt:
         code, message = 130, "interrupted; everything finished so far is on disk, --resume goes on"

@@ -5,6 +5,7 @@ Purpose: one owner for the bytes. A file of records is UTF-8 JSON Lines whose fi
 this form, whether it is one of `records` or the configuration of a prompt.
 """
 
+import codecs
 import json
 import os
 import threading
@@ -47,12 +48,37 @@ def dumps(value: Any) -> str:
     return json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def parse_json(text: str | bytes, where: str, advice: str = "") -> Any:
-    """Return the value of a JSON text; RecordError names the place and adds the advice."""
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; ValueError for one with a key twice, of which JSON would keep the last in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key is given twice among {', '.join(key for key, _ in pairs)[:200]}")
+    return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def parse_json(data: bytes, where: str, advice: str = "", *, finite: bool = True) -> Any:
+    """Return the value of a JSON text in UTF-8.
+
+    Raises RecordError, naming the place, for anything else: another encoding, a byte order mark, an empty
+    line, a key given twice, endless nesting, and NaN if only `finite` numbers are expected.
+    """
+    if data.startswith(codecs.BOM_UTF8):
+        raise RecordError(f"{where}: found a byte order mark, expected plain UTF-8")
+    if not data.strip():
+        raise RecordError(f"{where}: found an empty line, expected a JSON value")
     try:
-        return json.loads(text)
+        number = _no_number if finite else None
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=number)
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{where}: not UTF-8 ({error.reason})") from None
+    except RecursionError:
+        raise RecordError(f"{where}: nested too deeply for a record") from None
     except ValueError as error:
-        raise RecordError(f"{where}: not JSON ({error}){advice}") from None
+        raise RecordError(f"{where}: not JSON ({' '.join(str(error).split())}){advice}") from None
 
 
 @cache
@@ -122,21 +148,25 @@ def _header(cls: type) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "kind": cls.__name__}
 
 
+def check_header(line: bytes, cls: type, where: str) -> None:
+    """Raise RecordError unless a file's first line is the header of that kind of record."""
+    data, wanted = parse_json(line, where), _header(cls)
+    if not isinstance(data, dict) or not wanted.items() <= data.items():
+        raise RecordError(f"{where}: header says {line[:200]!r}, expected {wanted}")
+
+
 def read_records(path: Path, cls: type[R]) -> Iterator[R]:
     """Yield the records of a JSONL file in file order.
 
     Raises RecordError, naming file and line, and FileNotFoundError.
     """
-    wanted = _header(cls)
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}:{number}"
-            data = parse_json(line, where, "; an interrupted run is repaired by --resume")
-            if number > 1:
-                yield from_json(cls, data, where)
+            if number == 1:
+                check_header(line, cls, where)
                 continue
-            if not isinstance(data, dict) or not wanted.items() <= data.items():
-                raise RecordError(f"{where}: header says {line[:200]!r}, expected {wanted}")
+            yield from_json(cls, parse_json(line, where), where)
 
 
 @contextmanager
@@ -179,7 +209,27 @@ def append_record(path: Path, item: Any) -> None:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Remove an unfinished last line that a killed writer left."""
+    """Remove an unfinished last line that a killed writer left; finish a whole one that lacks its end."""
     data = path.read_bytes() if path.exists() else b""
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
+    if not data or data.endswith(b"\n"):
+        return
+    start = data.rfind(b"\n") + 1
+    try:
+        parse_json(data[start:], str(path))
+    except RecordError:
+        os.truncate(path, start)
+        return
+    with open(path, "ab") as file:
+        file.write(b"\n")
+
+
+def inside(root: Path, name: str) -> Path:
+    """Return the path of a file that a record names relative to its run folder.
+
+    Raises RecordError for a name that leaves the folder: absolute, by `..`, or through a link. A run folder
+    may come from a stranger.
+    """
+    path = root / name
+    if "\0" in name or Path(name).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
+        raise RecordError(f"{root}: a record names the file {name!r}, which is outside of this folder")
+    return path

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rmsweb.jsonl import dumps, from_json, replace_file
+from rmsweb.jsonl import dumps, from_json, inside, replace_file
 from rmsweb.pictures import load_picture
 from rmsweb.records import Image, Message, Reply
 
@@ -79,7 +79,7 @@ def data_url(image: Image, root: Path) -> str:
 
     Raises FileNotFoundError, and ValueError for a file of an unknown kind.
     """
-    path = root / image.path
+    path = inside(root, image.path)
     mime = MIME.get(path.suffix.lower())
     if mime is None:
         kind = path.suffix or "nameless"

@@ -9,6 +9,7 @@ from pathlib import Path
 import PIL.Image
 from PIL import ImageDraw, ImageFont
 
+from rmsweb.jsonl import inside
 from rmsweb.records import Image
 
 COLORS = ("#d92d20", "#155eef", "#067647", "#b54708", "#6938ef", "#0e7090")  # by index: neighbours differ
@@ -17,12 +18,12 @@ COLORS = ("#d92d20", "#155eef", "#067647", "#b54708", "#6938ef", "#0e7090")  # b
 def load_picture(image: Image, root: Path) -> PIL.Image.Image:
     """Return the picture in RGB at its own size, boxes drawn.
 
-    Raises FileNotFoundError, and ValueError for a file that is no picture.
+    Raises FileNotFoundError, and ValueError for a file that is no whole picture or outside of the folder.
     """
     try:
-        with PIL.Image.open(root / image.path) as file:
+        with PIL.Image.open(inside(root, image.path)) as file:
             picture = file.convert("RGB")
-    except PIL.UnidentifiedImageError as error:
+    except (PIL.UnidentifiedImageError, SyntaxError) as error:
         raise ValueError(f"{root / image.path}: not a picture ({error})") from None
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default()
     for index, x, y, width, height in image.boxes:

@@ -50,7 +50,7 @@ GUIDE_TAG_TOKENS = 16  # the lines around the guide
 class PromptConfig:
     """Everything that decides what a prompt looks like.
 
-    Defaults are the paper's sizes. The hash of the fields is part of every sample and checkpoint.
+    Defaults are the paper's sizes. The hash is part of every sample and checkpoint.
     """
 
     history_steps: int = 40  # past steps shown
@@ -85,8 +85,11 @@ class PromptConfig:
 
     @property
     def hash(self) -> str:
-        """First 16 hex digits of the sha256 of the fields."""
-        return sha256_text(json.dumps(to_json(self), sort_keys=True))[:16]
+        """First 16 hex digits of the sha256 of the fields and of the system text with the schema.
+
+        So samples of a version with another action or another wording are another prompt's samples.
+        """
+        return sha256_text(json.dumps([to_json(self), _system(self)], sort_keys=True))[:16]
 
 
 def load_prompt_config(path: Path | None) -> PromptConfig:

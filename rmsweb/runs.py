@@ -24,7 +24,9 @@ from filelock import FileLock, Timeout
 
 from rmsweb.config import flag, flat, rank, world_size
 from rmsweb.jsonl import (
+    RecordError,
     append_record,
+    check_header,
     cut_torn_line,
     from_json,
     parse_json,
@@ -53,7 +55,7 @@ class RunFolder:
         Raises RecordError, naming the file, for one that is not JSON.
         """
         file = self.path / name
-        data = parse_json(file.read_bytes(), str(file)) if file.exists() else None
+        data = parse_json(file.read_bytes(), str(file), finite=False) if file.exists() else None
         return data if isinstance(data, dict) else {}
 
     @cached_property
@@ -61,7 +63,7 @@ class RunFolder:
         """The lines of metrics.jsonl."""
         file = self.path / "metrics.jsonl"
         lines = file.read_bytes().splitlines() if file.exists() else []
-        return [parse_json(line, f"{file}:{number}") for number, line in enumerate(lines, 1)]
+        return [parse_json(line, f"{file}:{number}", finite=False) for number, line in enumerate(lines, 1)]
 
     # --------------------------------------------------------------------------------------------- episodes
 
@@ -73,16 +75,23 @@ class RunFolder:
         """Return where each committed trajectory lies: trajectory id -> (file, byte offset), sorted by id."""
         found: dict[str, tuple[Path, int]] = {}
         for path in self.files("trajectories"):
-            for offset, line in _whole_lines(path):
-                start = line.index(b":") + 1  # the id comes first; the rest of a long line need not be parsed
-                text = line[start : start + MAX_ID_BYTES].decode("utf-8", "ignore")
-                found[json.JSONDecoder().raw_decode(text)[0]] = (path, offset)
+            for number, (offset, line) in enumerate(_whole_lines(path, Trajectory), 2):
+                try:  # the id comes first; the rest of a long line need not be parsed
+                    start = line.index(b":") + 1
+                    text = line[start : start + MAX_ID_BYTES].decode("utf-8", "ignore")
+                    name = json.JSONDecoder().raw_decode(text)[0]
+                except ValueError:
+                    raise RecordError(
+                        f"{path}:{number}: found {line[:80]!r}, expected a trajectory"
+                    ) from None
+                found[name] = (path, offset)
         return dict(sorted(found.items()))
 
     def _read(self, path: Path, offset: int) -> Trajectory:
         with open(path, "rb") as file:
             file.seek(offset)
-            return from_json(Trajectory, json.loads(file.readline()), f"{path} (byte {offset})")
+            where = f"{path} (byte {offset})"
+            return from_json(Trajectory, parse_json(file.readline(), where), where)
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Yield the committed trajectories of all ranks by id, one at a time: a long run exceeds memory."""
@@ -99,9 +108,13 @@ class RunFolder:
 
     def judgements(self) -> dict[str, Judgement]:
         """Return the judgements of all ranks by trajectory id; a later one replaces an earlier one."""
-        lines = [(path, line) for path in self.files("judgements") for _, line in _whole_lines(path)]
-        found = [from_json(Judgement, json.loads(line), str(path)) for path, line in lines]
-        return {item.trajectory_id: item for item in found}
+        found: dict[str, Judgement] = {}
+        for path in self.files("judgements"):
+            for number, (_, line) in enumerate(_whole_lines(path, Judgement), 2):
+                where = f"{path}:{number}"
+                item = from_json(Judgement, parse_json(line, where), where)
+                found[item.trajectory_id] = item
+        return found
 
     def judged(self) -> Iterator[tuple[Trajectory, Judgement | None]]:
         """Yield each trajectory with its judgement."""
@@ -255,7 +268,11 @@ class RunWriter(RunFolder):
     def _keep(self, path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the lines of a file that are not wanted."""
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines if wanted(json.loads(line))]
+        kept = [
+            line
+            for number, line in enumerate(lines, 1)
+            if wanted(parse_json(line, f"{path}:{number}", "; remove this line to go on", finite=False))
+        ]
         if len(kept) < len(lines):
             with replace_file(path) as temporary:
                 temporary.write_bytes(b"".join(kept))
@@ -270,10 +287,16 @@ def _episode_of(line: dict[str, Any]) -> str | None:
     return line.get("trajectory_id", line.get("trajectory"))
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (byte offset, line) of a record file, without its header and without an unfinished last line."""
+def _whole_lines(path: Path, cls: type) -> Iterator[tuple[int, bytes]]:
+    """Yield (byte offset, line) of a record file, without its header and without an unfinished last line.
+
+    Raises RecordError for a file whose first line is no header of this kind.
+    """
     with open(path, "rb") as file:
-        offset = len(file.readline())
+        header = file.readline()
+        if header.endswith(b"\n"):
+            check_header(header, cls, f"{path}:1")
+        offset = len(header)
         for line in file:
             if line.endswith(b"\n"):
                 yield offset, line

@@ -124,7 +124,10 @@ def test_a_kill_at_any_byte_loses_and_doubles_nothing(folder: RunWriter, kind: s
         path.write_bytes(before + added[:size])
         assert list(folder.finished()) == [trajectory(number=1).trajectory_id]
         folder.repair()
-        folder.commit(trajectory(number=2), verdict(2))
+        if trajectory(number=2).trajectory_id not in folder.finished():  # only its line break was missing
+            folder.commit(trajectory(number=2), verdict(2))
+        elif kind == "trajectories":
+            append_record(folder.records("judgements"), verdict(2))
         assert [item.source.round for item in read_records(folder.records("trajectories"), Trajectory)] == [
             1,
             2,

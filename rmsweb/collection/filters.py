@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from rmsweb.agent import has_stalled
 from rmsweb.browser.actions import action_span, canonical_text
-from rmsweb.jsonl import RecordError
+from rmsweb.jsonl import RecordError, inside
 from rmsweb.prompt import CountTokens, PromptConfig, build_prompt, extraction_messages
 from rmsweb.records import Judgement, Message, Step, StepSample, Trajectory, is_success, sha256_text
 
@@ -132,7 +132,7 @@ def _extraction_samples(
         if extraction is None or result.error or not extraction.answer:
             continue
         number += 1
-        path = root / extraction.page_text_path
+        path = inside(root, extraction.page_text_path)
         text = path.read_bytes().decode()
         if sha256_text(text) != extraction.page_text_sha256:
             raise RecordError(

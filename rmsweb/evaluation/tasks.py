@@ -22,6 +22,11 @@ def load_tasks(path: Path, *, split: Split | None = None, limit: int | None = No
     if path.suffix != ".jsonl":
         raise RecordError(f"{path}: found a {path.suffix or 'nameless'} file, expected one of .jsonl")
     tasks = list(read_records(path, Task))
+    for task in tasks:
+        if not task.task_id.strip() or not task.task_id.isprintable():
+            raise RecordError(
+                f"{path}: found the task id {task.task_id!r}, expected one of printable characters"
+            )
     for task_id, count in Counter(task.task_id for task in tasks).items():
         if count > 1:
             raise RecordError(f"{path}: task id {task_id!r} stands twice")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 from pathlib import Path
 
-from rmsweb.jsonl import read_records
+from rmsweb.jsonl import inside, read_records
 from rmsweb.mining.alignment import AlignedRun
 from rmsweb.mining.search import Found, Render
 from rmsweb.prompt import PromptConfig, differing_fields, load_prompt_config
@@ -112,6 +112,7 @@ def copy_pictures(
     images = [part for part in parts if isinstance(part, Image)]
     images += [image for row in rows for image in (row.success_screenshot, row.failure_screenshot) if image]
     for name in {image.path for image in images}:
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        sources = [folder / name for folder in pool]
-        shutil.copyfile(next(filter(Path.is_file, sources), sources[0]), out / name)
+        target = inside(out, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sources = [inside(folder, name) for folder in pool]
+        shutil.copyfile(next(filter(Path.is_file, sources), sources[0]), target)
