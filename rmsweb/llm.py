@@ -33,8 +33,20 @@ from rmsweb.jsonl import dumps, from_json, inside, replace_file
 from rmsweb.pictures import load_picture
 from rmsweb.records import Image, Message, Reply
 
-RETRY_STATUSES = frozenset({408, 409, 429})
-FIRST_REFUSALS = 3  # so many refused requests without one answer mean that the options are wrong
+# What an answer means: by the code of its error object, else by its status, which is the object's own where
+# the HTTP status says 200. What is in no row is a refusal of this one request.
+# fmt: off
+HOPELESS_CODES = frozenset({
+    "insufficient_quota", "billing_hard_limit_reached", "account_deactivated", "invalid_api_key",
+    "authentication_error", "permission_error", "model_not_found", "unsupported_parameter",
+    "unsupported_value", "unknown_parameter",
+})
+# fmt: on
+HOPELESS_STATUSES = frozenset({401, 403, 404, *range(300, 400)})
+RETRY_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
+# Finish reasons of answers that may come out otherwise next time, so that no cache keeps them.
+UNFINISHED = frozenset({"length", "content_filter"})
+FIRST_REFUSALS = 20  # so many refused requests without one answer mean that the options are wrong
 LENGTH_FIELD, NEW_LENGTH_FIELD = "max_tokens", "max_completion_tokens"  # newer models renamed it
 MAX_WAIT_S = 60.0
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -50,7 +62,7 @@ class ChatRefused(ChatError):
 
 
 class ChatConfigError(ValueError):
-    """Key, URL, model or options are wrong (401, 403, 404, or every request refused): none can succeed."""
+    """Key, quota, URL, model or options are wrong: no request can succeed."""
 
 
 def retry_after_s(value: str | None) -> float | None:
@@ -136,7 +148,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        variable = f"RMSWEB_{self.role.upper().replace(' ', '_')}_API_KEY"
+        variable = self._variable
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(
                 f"{self.role} endpoint {self.url!r} is not an http(s) URL, such as http://127.0.0.1:8000/v1"
@@ -157,6 +169,11 @@ class Endpoint:
         self._slots = asyncio.Semaphore(self.concurrency)
         self._length_field = LENGTH_FIELD
         self._answered, self._refusals = False, 0
+
+    @property
+    def _variable(self) -> str:
+        """The environment variable of this role's key."""
+        return f"RMSWEB_{self.role.upper().replace(' ', '_')}_API_KEY"
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,7 +210,7 @@ class Endpoint:
             async with self._slots:
                 reply = await self._ask(body, max_tokens)
             self._answered = True
-            if entry:
+            if entry and reply.text and reply.finish_reason not in UNFINISHED:
                 with replace_file(entry) as temporary:
                     temporary.write_text(dumps(reply), encoding="utf-8")
         return reply
@@ -219,31 +236,30 @@ class Endpoint:
                 problem = f"{type(error).__name__} {self._safe(str(error))}".strip()
                 continue
             problem = f"HTTP {response.status_code} {self._safe(response.text)}"
-            if response.status_code == 200:
+            status, code = _error_of(response)
+            if status == 200:
                 reply = _reply(response, self.model)
                 if reply is not None:
                     return reply
                 problem = "the answer is not a chat completion"
-            elif response.status_code in RETRY_STATUSES or response.status_code >= 500:
-                wait = retry_after_s(response.headers.get("retry-after")) or wait
-            elif (
-                response.status_code == 400
-                and self._length_field == LENGTH_FIELD
-                and NEW_LENGTH_FIELD in response.text
-            ):
+            elif status == 400 and self._length_field == LENGTH_FIELD and NEW_LENGTH_FIELD in response.text:
                 self._length_field, wait = NEW_LENGTH_FIELD, 0.0
+            elif status in RETRY_STATUSES and code not in HOPELESS_CODES:
+                wait = retry_after_s(response.headers.get("retry-after")) or wait
             else:
-                self._refuse(response, problem)
+                self._refuse(f"{self.role} endpoint {response.url}: {problem}", status, code)
         raise ChatError(
             f"{self.role} endpoint {url}: no answer after {self.max_attempts} attempts; last: {problem}"
         )
 
-    def _refuse(self, response: httpx.Response, problem: str) -> None:
+    def _refuse(self, problem: str, status: int, code: str) -> None:
         """Raise for an answer that a retry cannot change."""
         self._refusals += 1
-        hopeless = not self._answered and self._refusals >= FIRST_REFUSALS
-        wrong = response.status_code in (401, 403, 404) or response.is_redirect or hopeless
-        raise (ChatConfigError if wrong else ChatRefused)(f"{self.role} endpoint {response.url}: {problem}")
+        never_answers = not self._answered and self._refusals >= FIRST_REFUSALS
+        if status in HOPELESS_STATUSES or code in HOPELESS_CODES or never_answers:
+            key = f"; the key comes from {self._variable}, else OPENAI_API_KEY" if status == 401 else ""
+            raise ChatConfigError(problem + key)
+        raise ChatRefused(problem)
 
     def _safe(self, text: str) -> str:
         """Return a server's words, shortened, without the key."""
@@ -251,19 +267,44 @@ class Endpoint:
         return (text.replace(self._key, "***") if self._key else text)[:300]
 
 
+def _error_of(response: httpx.Response) -> tuple[int, str]:
+    """Return the status of an answer and the code of its error object, "" without one.
+
+    Some servers answer 200 with an error object: its own code is the status then, 400 if it has none.
+    """
+    try:
+        error = response.json().get("error")
+    except (ValueError, AttributeError):
+        return response.status_code, ""
+    if not error:
+        return response.status_code, ""
+    found = error if isinstance(error, dict) else {}
+    codes = [str(found.get(name) or "") for name in ("code", "type")]
+    status = response.status_code
+    if status == 200:
+        status = next((int(code) for code in codes if code.isdigit()), 400)
+    return status, next((code for code in codes if code in HOPELESS_CODES), codes[0])
+
+
 def _reply(response: httpx.Response, model: str) -> Reply | None:
     """Return the body of a 200 answer as a reply, None where it is not a chat completion."""
     try:
         data = response.json()
         choice = data["choices"][0]
-        text, usage = choice["message"].get("content") or "", data.get("usage") or {}
+        message, usage = choice["message"], data.get("usage") or {}
+        text = message.get("content") or ""
+        if isinstance(text, list):  # parts, as some servers send them
+            text = "".join(part["text"] for part in text if part.get("type") == "text")
         if not isinstance(text, str):
             return None
+        finish = str(choice.get("finish_reason") or "")
+        if not text and (refusal := message.get("refusal") or (finish if finish == "content_filter" else "")):
+            finish = f"refused: {refusal}"
         return Reply(
             text=text,
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             completion_tokens=int(usage.get("completion_tokens") or 0),
-            finish_reason=str(choice.get("finish_reason") or ""),
+            finish_reason=finish,
             model=str(data.get("model") or model),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):

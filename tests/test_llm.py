@@ -3,15 +3,24 @@ secret.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from chat_server import chat_server, completion, refusal
+from chat_server import Answer, chat_server, completion, refusal
 
-from rmsweb.llm import ChatConfigError, ChatError, ChatRefused, Endpoint, openai_messages, retry_after_s
+from rmsweb.llm import (
+    FIRST_REFUSALS,
+    ChatConfigError,
+    ChatError,
+    ChatRefused,
+    Endpoint,
+    openai_messages,
+    retry_after_s,
+)
 from rmsweb.records import Image, Message, Text
 
 T = TypeVar("T")
@@ -85,12 +94,85 @@ def test_refusals_are_not_retried(status: int, kind: type[Exception]) -> None:
 
 
 def test_every_request_refused_is_a_config_error() -> None:
-    """Refusals without a single answer mean that the options are wrong: the run must not go on with empty
-    answers.
-    """
+    """Many refusals without a single answer mean that the options are wrong; a few tasks may be refused."""
     with chat_server(lambda body, n: refusal(400)) as server:
-        errors, _ = run(ask(server.url, count=5))
+        errors, _ = run(ask(server.url, count=FIRST_REFUSALS + 2))
     assert sum(isinstance(error, ChatConfigError) for error in errors) == 3
+    with chat_server(lambda body, n: refusal(400) if n < 6 else completion("ok")) as server:
+        answers, _ = run(ask(server.url, count=8))
+    assert sum(isinstance(answer, ChatRefused) for answer in answers) == 6
+    assert not any(isinstance(answer, ChatConfigError) for answer in answers)
+
+
+def error_at(status: int, **fields: Any) -> Answer:
+    return status, {}, json.dumps({"error": {"message": "the provider's words"} | fields})
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (error_at(429, code="insufficient_quota"), ChatConfigError),
+        (error_at(429, type="insufficient_quota"), ChatConfigError),
+        (error_at(400, code="unsupported_value", param="temperature"), ChatConfigError),
+        (error_at(400, code="model_not_found"), ChatConfigError),
+        (error_at(200, code=401), ChatConfigError),
+        (error_at(200, code=400), ChatRefused),
+        (error_at(200), ChatRefused),
+        (error_at(400, code="content_filter"), ChatRefused),
+        (error_at(400, code="context_length_exceeded"), ChatRefused),
+        (error_at(429, code="rate_limit_exceeded"), ChatError),
+        (error_at(200, code=429), ChatError),
+        (error_at(200, code=503), ChatError),
+    ],
+)
+def test_the_body_decides_what_an_answer_means(answer: Answer, outcome: type[Exception]) -> None:
+    """Quota, key, model and options stop the run, a filtered request stops itself, trouble is retried."""
+    with chat_server(lambda body, n: answer) as server:
+        (error,), _ = run(ask(server.url))
+    assert type(error) is outcome
+    assert "the provider's words" in str(error)
+    assert len(server.requests) == (4 if outcome is ChatError else 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}], "ab"),
+        ([], ""),
+        (None, ""),
+    ],
+)
+def test_content_may_be_a_list_of_parts(content: Any, text: str) -> None:
+    """The text parts of an answer are joined."""
+    with chat_server(lambda body, n: completion(content)) as server:
+        (answer,), _ = run(ask(server.url))
+    assert answer.text == text
+
+
+def test_a_filtered_answer_says_so() -> None:
+    """An empty answer with the finish reason content_filter is a refusal in the model's place."""
+    with chat_server(lambda body, n: completion(None, finish_reason="content_filter")) as server:
+        (answer,), _ = run(ask(server.url))
+    assert answer.finish_reason == "refused: content_filter"
+
+
+@pytest.mark.parametrize(
+    "reply", [completion(""), completion("half", finish_reason="length"), completion(None)]
+)
+def test_the_cache_keeps_no_empty_or_cut_answer(reply: Answer, tmp_path: Path) -> None:
+    """What may come out otherwise next time is asked again."""
+    with chat_server(lambda body, n: reply if n == 0 else completion("whole")) as server:
+        for _ in range(3):
+            (answer,), _ = run(ask(server.url, cache=tmp_path))
+    assert answer.text == "whole"
+    assert len(server.requests) == 2
+
+
+def test_a_refused_key_names_its_variable() -> None:
+    """A 401 says where the key of this role comes from."""
+    with chat_server(lambda body, n: refusal(401)) as server:
+        (error,), _ = run(ask(server.url))
+    assert "RMSWEB_JUDGE_API_KEY" in str(error)
 
 
 def test_gives_up_after_the_last_attempt() -> None:
