@@ -225,7 +225,7 @@ def test_a_target_below_the_fold_is_scrolled_to_first(lab: Lab) -> None:
     """Case 17: an element outside the viewport is clicked where it is after scrolling."""
     seen = lab.open("controls.html")
     lab.js(
-        "document.querySelectorAll('button').forEach((b) => b.addEventListener('click', () => { window.__hit = b.textContent }))"
+        "document.querySelectorAll('button').forEach((b) => b.addEventListener('click', () => { window.__hit = b.textContent }))"  # noqa: E501
     )
     assert lab.one(seen, "click_element_by_index", index=index(seen, "Below the fold")).error is None
     assert lab.js("window.__hit") == "Below the fold"

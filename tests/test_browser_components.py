@@ -342,7 +342,7 @@ def test_a_set_of_frames_is_read_and_clicked(lab: Lab) -> None:
 
 
 def test_a_frame_that_is_drawn_smaller_is_clicked_where_it_is_drawn(lab: Lab) -> None:
-    """Situation 64: the point of a click in a scaled frame is where the element is drawn, and so is its box."""
+    """Situation 64: a click in a scaled frame lands where the element is drawn, and so does its box."""
     seen = lab.open("native.html")
     left, top, width, _ = find(seen, text="Preview", tag="button").box or (0, 0, 0, 0)
     origin = lab.js("(({left, top}) => [left, top])(small.getBoundingClientRect())")

@@ -22,7 +22,7 @@ GREEDY = Decoding(temperature=0.0)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A policy that ends its answers now and then, and four prompts of different lengths, two with a picture."""
+    """A policy that ends its answers now and then, and four prompts of other lengths, two with a picture."""
     root = tmp_path_factory.mktemp("run")
     PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)).save(
         root / "a.png"
@@ -71,7 +71,9 @@ def test_greedy_equals_the_full_forward(world):
 
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(temperature=0.7, top_p=0.8, top_k=20), GREEDY])
 def test_logprobs_equal_the_trainers(world, decoding):
-    """Recorded log-probabilities are those that the trainer computes, at their temperature, before any filter."""
+    """Recorded log-probabilities are those that the trainer computes, at their temperature, before any
+    filter.
+    """
     policy, prompts = world
     for prompt, rollouts in zip(
         prompts,

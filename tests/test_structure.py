@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rmsweb"
 SCRIPTS = ("collect", "train_sft", "mine", "train_rl", "evaluate")
 
-# Floors of the house, from the ground up: a room imports rooms of lower floors, and of its own floor those that
-# stand before it. A pattern with a star names the rest of its folder, whose rooms may import each other.
+# Floors of the house, from the ground up: a room imports rooms of lower floors, and of its own floor those
+# that stand before it. A pattern with a star names the rest of its folder, whose rooms may import each other.
 FLOORS = (
     "jsonl records config stats similarity pictures llm",
     "browser.actions browser.state browser.*",
@@ -58,7 +58,8 @@ TORCH_ROOMS = (
     "playground.base_model",
 )
 
-# Code tokens by wing: Python tokens without comments, docstrings and line structure; JS words, strings and signs.
+# Code tokens by wing: Python tokens without comments, docstrings and line structure; JS words, strings and
+# signs.
 BUDGETS = {"salvage": 9_500, "scripts": 8_500, "engine": 15_500, "browser": 27_500, "rest": 25_000}
 ALL_WINGS = 86_000
 PLAYGROUND = 22_000
@@ -88,7 +89,7 @@ def room(path: Path) -> str:
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Every module that an import statement names; `from a import b` gives a.b, which may be a module or not."""
+    """Yield every module that an import statement names; `from a import b` gives a.b, a module or not."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -10,7 +10,7 @@ Shapes: B batch, T tokens, H query heads, h key/value heads, d head dimension, P
 
 ours: short answers of one bundle share one SDPA call with a small block mask, because a call costs more than
 the masked pairs.
-"""
+"""  # noqa: E501
 
 from collections.abc import Callable, Sequence
 from functools import cached_property

@@ -3,7 +3,7 @@
 Purpose: the model sees a picture of H x W pixels as rows of patches (16 x 16 pixels); a square of 2 x 2 patches
 becomes one token. The numbers of this format travel with the checkpoint, in preprocessor_config.json, so that
 another server sees the same picture.
-"""
+"""  # noqa: E501
 
 import json
 from collections.abc import Sequence

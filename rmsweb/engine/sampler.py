@@ -213,7 +213,9 @@ def sample(
         return len(batch) * cache_bytes(text.config, text.dtype, n, prompt, limit)
 
     results: dict[int, list[Rollout]] = {}
-    longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # a batch is about equally long
+    longest_first = sorted(
+        range(len(prompts)), key=lambda i: -len(prompts[i])
+    )  # a batch is about equally long
     with policy.evaluating():
         for batch in cut(longest_first, size, CACHE_BYTES[policy.device.type]):
             own_prompts, own_limits = [prompts[i] for i in batch], [limits[i] for i in batch]

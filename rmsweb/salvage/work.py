@@ -7,7 +7,7 @@ Letters: B accepted groups of a step, M groups of a mini-batch, n rollouts a gro
 
 ours: a step has as many generation batches as the paper's rejection shares imply, and as many rejected groups
 as it retains at most.
-"""
+"""  # noqa: E501
 
 from collections.abc import Sequence
 from dataclasses import dataclass
