@@ -28,7 +28,7 @@ def typed(lab: Lab, name: str, text: str, **more: bool) -> tuple[str, str]:
 
 
 def test_every_action_has_a_handler_and_vice_versa() -> None:
-    """Every action has a handler of its name that takes its parameters, and no handler is without an action."""
+    """Every action has a handler of its name that takes its parameters; no handler is without an action."""
     assert HANDLERS.keys() == ACTIONS.keys()
     for name, spec in ACTIONS.items():
         taken = list(inspect.signature(HANDLERS[name]).parameters)

@@ -147,7 +147,7 @@ def test_what_lets_clicks_through_is_no_target(lab: Lab) -> None:
 
 
 def test_a_modal_dialog_alone_can_be_used(lab: Lab) -> None:
-    """Situation 48: an open modal alone can be used; what lies below is an error that names what covers it."""
+    """Situation 48: an open modal alone can be used; what lies below is an error that names its cover."""
     seen = lab.open("components.html")
     click(lab, seen, "Ask")
     modal = lab.see()
