@@ -27,7 +27,7 @@ COMMON: Any = {
 }
 # Presses the mouse, or presses keys or runs code that may press a button by themselves; the rest must leave
 # the page untouched.
-AIMED = {"click_element_by_index", "input_text", "get_dropdown_options"}
+AIMED = {"click_element_by_index", "input_text", "get_dropdown_options", "upload_file_to_element"}
 FREE = {"send_keys", "execute_js", "select_dropdown_option"}
 # What a page does between the state and the action.
 CHANGES = (
