@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+import train_sft
 from rl_world import ordinary, wavering_policy
 from safetensors.torch import load_file
 from tiny_model import tiny_policy
@@ -26,7 +27,6 @@ from rmsweb.engine.training import (
     OptimizerConfig,
     answer_logprobs,
     check_data,
-    cosine_with_warmup,
     data_digest,
     rank_packs,
 )
@@ -53,7 +53,7 @@ def packables(groups):
 @given(st.integers(1, 60), st.floats(0, 0.9))
 def test_cosine_rises_then_falls_within_its_bounds(total, ratio):
     """Rates are positive, at most the peak, rising in the warm-up and falling after it."""
-    rates = [cosine_with_warmup(step, total, 2.0, ratio) for step in range(total)]
+    rates = [train_sft.cosine_with_warmup(step, total, 2.0, ratio) for step in range(total)]
     warmup = math.ceil(total * ratio)
     assert all(0 < rate <= 2.0 for rate in rates)
     assert rates[:warmup] == sorted(rates[:warmup])

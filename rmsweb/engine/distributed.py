@@ -15,7 +15,7 @@ rank reads only its own slices of the checkpoint, so that no rank ever holds the
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,18 +76,18 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
-    def agree(self, what: Mapping[str, Any]) -> None:
+    def agree(self, what: dict[str, Any]) -> None:
         """Raise ValueError on every rank where an entry is not the same on all ranks.
 
         The error names the entry and two of its values.
         """
-        first, *others = self.gather(dict(what))
+        first, *others = self.gather(what)
         for number, other in enumerate(others, 1):
-            for name in sorted(first.keys() | other.keys()):
-                if first.get(name) != other.get(name):
+            for name in first:
+                if first[name] != other[name]:
                     raise ValueError(
-                        f"ranks disagree on {name}: {first.get(name)!r} on rank 0, {other.get(name)!r} on "
-                        f"rank {number}; start all of them with the same flags and data"
+                        f"ranks disagree on {name}: {first[name]!r} on rank 0, {other[name]!r} on rank {number}; "
+                        "start all of them with the same flags and data"
                     )
 
     def barrier(self) -> None:
@@ -100,7 +100,7 @@ class Ranks:
 
         FSDP2 has averaged those of sharded weights already.
         """
-        plain: list[nn.Parameter] = []
+        plain: list[Tensor] = []
         for parameter in parameters:
             if parameter.grad is None:
                 # without pictures the vision tower has gradient zero, on one rank as on many
@@ -108,14 +108,13 @@ class Ranks:
             if isinstance(parameter, DTensor):
                 parameter.grad.mul_(self.world_size)
             else:
-                plain.append(parameter)
-        if self.world_size == 1:
-            return
-        # trained weights are all float32, so that one collective takes them together
-        flat = torch.cat([parameter.grad.reshape(-1) for parameter in plain if parameter.grad is not None])
-        dist.all_reduce(flat)
-        for parameter, part in zip(plain, flat.split([p.numel() for p in plain]), strict=True):
-            parameter.grad = part.view_as(parameter)
+                plain.append(parameter.grad)
+        if self.world_size > 1:
+            # trained weights are all float32, so that one collective takes them together
+            flat = torch.cat([gradient.reshape(-1) for gradient in plain])
+            dist.all_reduce(flat)
+            for gradient, part in zip(plain, flat.split([x.numel() for x in plain]), strict=True):
+                gradient.copy_(part.view_as(gradient))
 
 
 def _device(name: str) -> torch.device:
@@ -140,9 +139,8 @@ def ranks(device: str = "auto", threads: int = 0) -> Iterator[Ranks]:
     """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leave them at the end.
 
     One process needs nothing. `device` is auto (a GPU if there is one), cpu or cuda; `threads` are those of
-    torch, 0 for its default. Raises ValueError for an
-    impossible device or half an environment of torchrun; SystemExit with one line (exit code 1) on the ranks
-    that are left when another one has died.
+    torch, 0 for its default. Raises ValueError for an impossible device or half an environment of torchrun;
+    SystemExit with one line (exit code 1) on the ranks that are left when another one has died.
     """
     here, count, meeting = rank(), world_size(), os.environ.get("MASTER_ADDR", "")
     if here >= count or (count > 1 and not meeting):
@@ -185,26 +183,21 @@ def shard_policy(policy: PolicyModel, ranks: Ranks, compute_dtype: torch.dtype |
     """
     if ranks.world_size == 1:
         raise ValueError("--shard: there is one process; start several with torchrun, or leave it out")
-    model = policy.model
-    options: dict[str, Any] = {
-        "mesh": init_device_mesh(ranks.device.type, (ranks.world_size,)),
-        "ignored_params": {*lora_parameters(model).values(), *model.model.visual.parameters()},
-        "reshard_after_forward": True,  # so that parameters() are always the shards
-    }
-    if compute_dtype is not None:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, cast_forward_inputs=False)
+    model, device = policy.model, ranks.device
+    mesh = init_device_mesh(device.type, (ranks.world_size,))
+    replicated = {*lora_parameters(model).values(), *model.model.visual.parameters()}
+    cast = MixedPrecisionPolicy(param_dtype=compute_dtype, cast_forward_inputs=False)
     for unit in (*model.model.language_model.layers, policy.scorer):
-        fully_shard(unit, **options)
-    model.to_empty(device=ranks.device)
+        # resharded after forward, so that parameters() are always the shards
+        fully_shard(unit, mesh=mesh, ignored_params=replicated, reshard_after_forward=True, mp_policy=cast)
+    model.to_empty(device=device)
     read_weights(model, policy.name)
-    policy.device = ranks.device
+    policy.device = device
     weights = sum(p.numel() * (compute_dtype or p.dtype).itemsize for p in model.parameters())
-    memory = None
-    if ranks.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(ranks.device).total_memory
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
     policy.by_layer = any(ranks.gather(samples_by_layer(weights, memory)))
     with torch.no_grad():  # the first forward settles which unit is the root
-        policy.scorer(dummy_pack(ranks.device))
+        policy.scorer(dummy_pack(device))
 
 
 def samples_by_layer(weights: int, memory: int | None) -> bool:

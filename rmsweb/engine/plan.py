@@ -12,7 +12,6 @@ Shapes: T tokens of a pack, n rollouts, L decoder layers.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,6 @@ from rmsweb.engine.policy import LOGIT_CHUNK
 from rmsweb.engine.sampler import CACHE_BYTES, PREFILL_TOKENS, cache_bytes
 
 GIB = 2**30
-MEMORY = ("training", "sampling")  # tables in bytes
 SHAPES = Path(__file__).parent / "shapes"  # configurations of published sizes, without weights
 
 
@@ -131,29 +129,3 @@ def _decoding(text: Any, machine: MachineConfig, sizes: Sizes) -> dict[str, int]
     tokens = min(batch, max(1, PREFILL_TOKENS // length)) * length
     prefill = cache_bytes(text, dtype, 0, tokens, 0) + tokens * _layer_bytes(text)
     return {"key/value cache": batch * each, "prefill": prefill}
-
-
-def render(
-    name: str, machine: MachineConfig, sizes: Sizes, shard: bool, tables: Mapping[str, Mapping[str, float]]
-) -> str:
-    """Return a plan as text: memory in GiB, other tables as they are."""
-    placing = "sharded over" if shard else "replicated on"
-    lines = [
-        f"{name}, {placing} {machine.world_size} GPUs of {machine.gpu_gib:g} GiB; prompts of "
-        f"{machine.prompt_tokens} tokens, n={sizes.num_rollouts}"
-    ]
-    work = f"a step, with answers of {machine.response_tokens} tokens"
-    for title, table in tables.items():
-        if title not in MEMORY:
-            lines += ["", work if title == "work" else title]
-            lines += [f"  {key:<28}{round(value, 2):>16,}" for key, value in table.items()]
-            continue
-        total = sum(table.values())
-        lines += ["", f"memory of a GPU, {title} (GiB)"]
-        lines += [f"  {key:<28}{value / GIB:>16.1f}" for key, value in {**table, "total": total}.items()]
-        lines[-1] += "" if total < machine.gpu_gib * GIB else "   does not fit"
-        if shard and title == "sampling":
-            by_layer = table["gathered weights"] == tables["training"]["gathered weights"]
-            how = "gathers one layer at a time" if by_layer else "holds the whole weights on every GPU"
-            lines += ["", f"sampling {how}"]
-    return "\n".join(lines)

@@ -17,7 +17,7 @@ query heads of one of them, d head dimension, V vocabulary.
    at the temperature of RL, 1, these are what the trainer recomputes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rmsweb.engine.attention import cut
 from rmsweb.engine.packing import Bundle, EncodedPrompt, make_pack
 from rmsweb.engine.policy import PolicyModel
 
@@ -162,21 +163,6 @@ def cache_bytes(config: Any, dtype: torch.dtype, n: int, prompt_tokens: int, max
     """
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
     return per_token * (prompt_tokens + n * max_new_tokens)
-
-
-def cut(numbers: Iterable[int], size: Callable[[list[int]], int], budget: int) -> list[list[int]]:
-    """Cut a sequence into runs of at most `budget` each; a single number may exceed it.
-
-    >>> cut([3, 1, 1, 2, 9, 1], sum, 4)
-    [[3, 1], [1, 2], [9], [1]]
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and size([*runs[-1], number]) <= budget:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
 
 
 def sample(

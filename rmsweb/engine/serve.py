@@ -81,9 +81,9 @@ class CheckpointPolicy:
             await asyncio.wait([job])
             failure = job.exception()  # of the whole batch
             for number, request in enumerate(batch):
+                reply = failure or job.result()[number]
                 if request.answer.done():  # its asker was cancelled
                     continue
-                reply = failure or job.result()[number]
                 if isinstance(reply, BaseException):
                     request.answer.set_exception(reply)
                 else:

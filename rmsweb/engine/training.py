@@ -7,19 +7,17 @@ and `evaluate`; the loss is theirs.
 
 Shapes: R tokens of an answer.
 
-1. ours: warm-up step s (from 0) has the rate peak x (s + 1) / W, so that the first step is not lost.
-2. ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
+ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
 """
 
 import hashlib
 import math
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +47,6 @@ from rmsweb.engine.policy import PolicyModel, recompute_layers
 from rmsweb.prompt import PromptConfig
 from rmsweb.records import MinedState, RecordError, Split, StepSample, read_records
 from rmsweb.runs import RunWriter
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,28 +96,6 @@ def read_samples(
             if sample.split != split:
                 raise ValueError(f"{name} is of split {sample.split}, expected {split}")
             yield sample, file.parent
-
-
-def read_data(
-    files: Sequence[Path],
-    policy: PolicyModel,
-    split: Split,
-    convert: Callable[[StepSample, Path], T | str],
-    kind: str,
-    watch: Callable[..., Iterable[tuple[StepSample, Path]]],
-) -> tuple[list[T], Counter[str]]:
-    """Return the converted samples of the files, and how many were left out for which reason.
-
-    `convert` returns an item or the reason to leave a sample out; `watch` shows the progress. Raises
-    ValueError where nothing of its `kind` is left.
-    """
-    assert policy.prompt_config is not None
-    samples = watch(read_samples(files, policy.prompt_config, split), label=f"{split} samples")
-    found = [convert(sample, root) for sample, root in samples]
-    items, left_out = [x for x in found if not isinstance(x, str)], [x for x in found if isinstance(x, str)]
-    if files and not items:
-        raise ValueError(f"{', '.join(map(str, files))}: no {kind} ({dict(Counter(left_out))})")
-    return items, Counter(left_out)
 
 
 def prepare_policy(
@@ -210,20 +184,6 @@ def answer_logprobs(
 
 
 # ---------------------------------------------------------------------------------------------- optimizer
-
-
-def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) -> float:
-    """Return the learning rate of step `step` in [0, total).
-
-    It is linear over the first W = ceil(total x warmup_ratio) steps, then half a cosine down to 0.
-
-    >>> [round(cosine_with_warmup(step, 5, 1.0, 0.4), 3) for step in range(5)]
-    [0.5, 1.0, 1.0, 0.75, 0.25]
-    """
-    warmup = math.ceil(total * warmup_ratio)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
 class Optimizer:
