@@ -175,7 +175,7 @@ async def open_policy(
         else torch.float32
     )
     model = PolicyModel.load(config.policy, dtype=dtype, device=device, prompt_config=prompt_config)
-    policy = CheckpointPolicy(model, root, decoding=Decoding(**decoding))
+    policy = CheckpointPolicy(model, root, Decoding(**decoding))
     try:
         yield Opened(
             policy=policy,

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,7 +59,8 @@ class Adapters(LoraConfig):
     lora_rank: int = opt(64, "rank of the adapters", paper=64, at_least=1)
     lora_scope: Literal["attn", "attn+vision"] = opt(
         "attn",
-        "linear layers with adapters: q, k, v, o of the language model, or the vision tower's qkv and proj too",
+        "linear layers with adapters: the language model's q, k, v, o, or the vision tower's qkv and proj "
+        "too",
     )
 
 
@@ -71,8 +72,8 @@ class Config(TrainerConfig):
         help="checkpoint folder of the merged SFT policy; without adapters it is the reference of the KL"
     )
     states: tuple[Path, ...] = opt(
-        help="mined.jsonl files (or samples.jsonl for the full-corpus ablation), each in its run folder beside "
-        "screenshots/"
+        help="mined.jsonl files (or samples.jsonl for the full-corpus ablation), each in its run folder "
+        "beside screenshots/"
     )
     dev_states: tuple[Path, ...] = opt(
         (),
@@ -99,8 +100,9 @@ class Config(TrainerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(Config):
-    """Parameters, memory and work of a run on GPUs, without weights, data or a GPU. The flags of the run may
-    stay.
+    """Parameters, memory and work of a run on GPUs, without weights, data or a GPU.
+
+    The flags of the run may stay.
     """
 
     model: str = opt("", "checkpoint folder whose config.json gives the shape where --model-shape does not")
@@ -125,7 +127,7 @@ class PlanConfig(Config):
         )
 
 
-def make_plan(config: PlanConfig) -> dict[str, dict[str, float]]:
+def make_plan(config: PlanConfig) -> dict[str, Mapping[str, float]]:
     """Return the tables of a plan; raises ValueError where no shape is named."""
     if not config.name:
         raise ValueError("--plan needs --model-shape (qwen3-vl-8b or qwen3-vl-32b) or --model")

@@ -4,9 +4,9 @@ The loss is the mean over all answer tokens of the effective batch, <|im_end|> i
 packed into rows and dealt to ranks does not change it. Runs on one CPU process and under `torchrun
 --nproc_per_node 8 train_sft.py`.
 
-ours: warm-up step s (from 0) of W has the rate peak x (s + 1) / W, so that the first step is not lost; dropout
-draws from (seed, step, pack), so that the number of ranks changes nothing; a sample beyond the
-cutoff is dropped and counted, never cut, because a cut at the end would lose the page or the answer.
+ours: warm-up step s (from 0) of W has the rate peak x (s + 1) / W, so that the first step is not lost.
+Dropout draws from (seed, step, pack), so that the number of ranks changes nothing. A sample beyond the cutoff
+is dropped and counted, never cut, because a cut at the end would lose the page or the answer.
 """
 
 import math
@@ -45,9 +45,7 @@ DEV_CHUNK = 64  # dev samples scored at a time
 class Adapters(LoraConfig):
     """Adapters."""
 
-    lora_dropout: float = opt(
-        0.05, "dropout on the input of the adapters", paper=0.05, at_least=0, below=1
-    )
+    lora_dropout: float = opt(0.05, "dropout on the input of the adapters", paper=0.05, at_least=0, below=1)
     lora_scope: Literal["language", "all"] = opt(
         "language", "linear layers with adapters: the language model's, or all (vision tower and mergers too)"
     )
@@ -184,9 +182,7 @@ def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
     prompt_config = load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
     dropout = config.lora.lora_dropout
-    policy = prepare_policy(
-        config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout
-    )
+    policy = prepare_policy(config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout)
     items, dropped = read_items(config.samples, policy, config.cutoff, "train")
     dev, dev_dropped = read_items(config.dev_samples, policy, config.cutoff, "dev")
     size = config.per_device_batch * config.accumulation * here.world_size
@@ -223,7 +219,7 @@ def train(config: Config, here: Ranks) -> None:
         loss = dev_loss(policy, here, dev, config.token_budget)
         return {"epoch": done.step / epoch_steps, "dev_loss": loss}
 
-    facts = {"samples": len(items), "dropped": dropped, "steps": num_steps}
+    facts: dict[str, Any] = {"samples": len(items), "dropped": dropped, "steps": num_steps}
     with trainer.folder:
         steps = trainer.run(step, evaluate, facts)
         bar = progress(steps, total=num_steps, label="sft", initial=done.step)

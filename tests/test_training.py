@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-import train_sft
 from rl_world import ordinary, wavering_policy
 from safetensors.torch import load_file
 from tiny_model import tiny_policy
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
+import train_sft
 from rmsweb.engine.checkpoints import load_training_state, save_checkpoint, save_training_state
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
@@ -189,7 +189,7 @@ def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
 
 
 def test_skipped_steps_have_states_of_their_own(tmp_path):
-    """A step that made no update is another state than the step before: its stream position must not be lost."""
+    """A step that made no update is another state than the step before: its position must not be lost."""
     policy, optimizer = start()
     for step in (1, 2, 3):
         save_training_state(tmp_path, policy, optimizer.adam, ALONE, step=step, extra={"position": 10 * step})
@@ -305,7 +305,7 @@ def test_the_generation_settings_survive_sharded_loading(tmp_path):
 
 
 def test_adapters_are_saved_in_the_common_layout(tmp_path):
-    """The file names, configuration and tensor names that PEFT reads, one A [r, in] and B [out, r] a layer."""
+    """File names, configuration and tensor names that PEFT reads, one A [r, in] and B [out, r] a layer."""
     policy, _ = start()
     policy.name = "Qwen/Qwen3-VL-8B-Instruct"
     save_checkpoint(policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter")

@@ -6,7 +6,8 @@ causally. No T x T mask is ever built: with flash-attn on a GPU the segments are
 varlen kernel, whose causal mask is aligned at the end of the keys; elsewhere they are a loop of SDPA calls
 over slices of the row. Log-probabilities and gradients equal those of n separate sequences (tested).
 
-Shapes: B batch, T tokens, H query heads, h key/value heads, d head dimension, P prompt, R response, n answers.
+Shapes: B batch, T tokens, H query heads, h key/value heads, d head dimension, P prompt, R response, n
+answers.
 
 ours: short answers of one bundle share one SDPA call with a small block mask, because a call costs more than
 the masked pairs.
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AttentionInterface
 
 try:
@@ -134,10 +135,9 @@ class PackLayout:
         for q, call in zip(queries, self._calls, strict=True):
             seen = ([x[i] for i in call.pieces] for x in (keys, values))
             k, v = (torch.cat(x, 2) if len(x) > 1 else x[0] for x in seen)  # a single piece is not copied
-            grouped, plain = q.shape[1] != k.shape[1], call.mask is None
-            out.append(scaled_dot_product_attention(
-                q, k, v, call.mask, is_causal=plain, scale=scale, enable_gqa=grouped
-            ).transpose(1, 2))
+            plain, grouped = call.mask is None, q.shape[1] != k.shape[1]
+            part = sdpa(q, k, v, call.mask, is_causal=plain, scale=scale, enable_gqa=grouped)
+            out.append(part.transpose(1, 2))
         return torch.cat(out, 1)
 
     @cached_property
@@ -170,7 +170,9 @@ class PackLayout:
         query_ends, key_ends = (
             torch.tensor([0, *x]).cumsum(0).to(self.device, torch.int32) for x in (lengths, key_lengths)
         )
-        return _Segments(torch.cat(keys).to(self.device), query_ends, key_ends, max(lengths), max(key_lengths))
+        return _Segments(
+            torch.cat(keys).to(self.device), query_ends, key_ends, max(lengths), max(key_lengths)
+        )
 
     def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attend by flash-attn's varlen kernel; the same shapes as `attend`."""

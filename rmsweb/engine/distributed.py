@@ -24,10 +24,10 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from rmsweb.config import Config, opt, rank, world_size
 from rmsweb.engine.lora import lora_layers, lora_parameters
 from rmsweb.engine.packing import dummy_pack
-from rmsweb.engine.policy import PolicyModel
+from rmsweb.engine.policy import PolicyModel, check_weights
 
 TIMEOUT = timedelta(minutes=30)  # of a collective: one rank may write a checkpoint while the others wait
 WHOLE_SHARE = 0.5  # largest share of a GPU's memory that whole weights may take while ranks sample
@@ -86,8 +86,8 @@ class Ranks:
             for name in first:
                 if first[name] != other[name]:
                     raise ValueError(
-                        f"ranks disagree on {name}: {first[name]!r} on rank 0, {other[name]!r} on rank {number}; "
-                        "start all of them with the same flags and data"
+                        f"ranks disagree on {name}: {first[name]!r} on rank 0, {other[name]!r} on rank "
+                        f"{number}; start all of them with the same flags and data"
                     )
 
     def barrier(self) -> None:
@@ -152,9 +152,7 @@ def ranks(device: str = "auto", threads: int = 0) -> Iterator[Ranks]:
     place = _device(device)
     gpu = place.type == "cuda"
     if count > 1:
-        dist.init_process_group(
-            "nccl" if gpu else "gloo", device_id=place if gpu else None, timeout=TIMEOUT
-        )
+        dist.init_process_group("nccl" if gpu else "gloo", device_id=place if gpu else None, timeout=TIMEOUT)
     try:
         yield Ranks(here, count, place)
     except RuntimeError as error:
@@ -164,7 +162,8 @@ def ranks(device: str = "auto", threads: int = 0) -> Iterator[Ranks]:
             raise
         first = str(error).splitlines()[0]
         raise SystemExit(
-            f"rank {here} of {count}: another rank has ended ({first}); --resume goes on from the newest state"
+            f"rank {here} of {count}: another rank has ended ({first}); --resume goes on from the newest "
+            "state"
         ) from None
     if count > 1:  # after an error the others may be gone, and leaving would wait for them
         dist.destroy_process_group()
@@ -187,7 +186,7 @@ def shard_policy(policy: PolicyModel, ranks: Ranks, compute_dtype: torch.dtype |
     mesh = init_device_mesh(device.type, (ranks.world_size,))
     replicated = {*lora_parameters(model).values(), *model.model.visual.parameters()}
     cast = MixedPrecisionPolicy(param_dtype=compute_dtype, cast_forward_inputs=False)
-    for unit in (*model.model.language_model.layers, policy.scorer):
+    for unit in (*policy.text.layers, policy.scorer):
         # resharded after forward, so that parameters() are always the shards
         fully_shard(unit, mesh=mesh, ignored_params=replicated, reshard_after_forward=True, mp_policy=cast)
     model.to_empty(device=device)
@@ -223,16 +222,12 @@ def read_weights(model: nn.Module, source: str) -> None:
     stored = reader.read_metadata().state_dict_metadata
     wanted = {name: parameter for name, parameter in model.named_parameters() if name not in fresh}
     tied = {"lm_head.weight"} - wanted.keys()  # a tied head has no name of its own
-    if wrong := sorted(wanted.keys() ^ (stored.keys() - tied)):
-        raise ValueError(
-            f"{folder}: the weights do not fit a Qwen3-VL: {', '.join(wrong[:3])} missing or unexpected "
-            f"({len(wrong)} in all)"
-        )
+    check_weights(folder, wanted.keys() ^ (stored.keys() - tied))
     for name, parameter in wanted.items():
-        found, expected = tuple(stored[name].size), tuple(parameter.shape)
+        found, expected = tuple(getattr(stored[name], "size", ())), tuple(parameter.shape)
         if found != expected:
             raise ValueError(f"{folder}: {name} has shape {found}, expected {expected}")
-    dcp.load(wanted, storage_reader=reader)
+    load_distributed(wanted, storage_reader=reader)
     for layer in lora_layers(model).values():
         layer.reset()
     for module in model.modules():
@@ -265,7 +260,7 @@ def unsharded(policy: PolicyModel) -> Iterator[None]:
         if not policy.by_layer:
             yield
             return
-        hook = policy.model.model.language_model.register_forward_pre_hook(vote)
+        hook = policy.text.register_forward_pre_hook(vote)
         try:
             yield
         finally:

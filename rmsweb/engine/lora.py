@@ -67,7 +67,8 @@ class LoRALinear(nn.Linear):
         self.lora_A = nn.Parameter(empty(rank, base.in_features))
         self.lora_B = nn.Parameter(empty(base.out_features, rank))
         self.reset()
-        self.rank, self.alpha, self.dropout_p, self.enabled = rank, alpha, dropout_p, True
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
+        self.dropout_p, self.enabled = dropout_p, True
         self.training = base.training
 
     def reset(self) -> None:
@@ -78,11 +79,6 @@ class LoRALinear(nn.Linear):
         if not self.lora_A.is_meta:
             nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
             nn.init.zeros_(self.lora_B)
-
-    @property
-    def scale(self) -> float:
-        """The factor alpha / r."""
-        return self.alpha / self.rank
 
     def delta(self) -> Tensor:
         """Return what the adapter adds to the weight, [out, in] float32."""

@@ -174,7 +174,9 @@ def plan_packs(lengths: Sequence[Lengths], token_budget: int) -> list[Bin]:
 
 def lengths_in(content: Bin, lengths: Sequence[Lengths]) -> list[Lengths]:
     """Return the lengths of what a bin holds."""
-    return [(lengths[number][0], tuple(lengths[number][1][a] for a in answers)) for number, answers in content]
+    return [
+        (lengths[number][0], tuple(lengths[number][1][a] for a in answers)) for number, answers in content
+    ]
 
 
 def bundles_in(content: Bin, items: Sequence[Packable]) -> list[Bundle]:

@@ -75,6 +75,10 @@ def plan_memory(
     language = 2 * (total - vision)
     root = language - layer * text.num_hidden_layers  # embeddings, head, final norm
     gathered = root + 2 * layer if shard else 0  # one layer computes while the next arrives
+    tokens = max(sizes.token_budget, machine.prompt_tokens + sizes.response_budget)  # of the longest pack
+    inside, depth = tokens * _layer_bytes(text), text.num_hidden_layers
+    # for backward: all layers from the inside, or the input of every layer and one layer from the inside
+    kept = 2 * tokens * text.hidden_size * depth + inside if engine.recompute else inside * depth
     by_layer = samples_by_layer(2 * total, round(machine.gpu_gib * GIB))
     common = {
         "weights": 2 * vision + (language // machine.world_size if shard else language),
@@ -91,22 +95,13 @@ def plan_memory(
         "training": common
         | {
             "gathered weights": gathered,
-            "activations": _activations(text, machine, sizes, recompute=engine.recompute),
+            "activations": kept,
             "logits of a chunk": 3 * 4 * LOGIT_CHUNK,  # values, exponentials, gradient
         },
         "sampling": common
         | {"gathered weights": gathered if by_layer or not shard else language}
         | _decoding(text, machine, sizes),
     }
-
-
-def _activations(text: Any, machine: MachineConfig, sizes: Sizes, *, recompute: bool) -> int:
-    """Return the bytes that the longest pack keeps for backward."""
-    tokens = max(sizes.token_budget, machine.prompt_tokens + sizes.response_budget)
-    inside = tokens * _layer_bytes(text)
-    if recompute:  # the input of every layer, and one layer from the inside
-        return 2 * tokens * text.hidden_size * text.num_hidden_layers + inside
-    return inside * text.num_hidden_layers
 
 
 def _layer_bytes(text: Any) -> int:

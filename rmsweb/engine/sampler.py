@@ -65,13 +65,12 @@ class RolloutCache:
     """
 
     def __init__(self, policy: PolicyModel, lengths: Sequence[int], n: int, max_new: int) -> None:
-        text = policy.model.model.language_model
-        layers, heads = text.config.num_hidden_layers, text.config.num_key_value_heads
-        batch, longest, size = len(lengths), max(lengths), text.config.head_dim
-        form: dict[str, Any] = {"dtype": text.dtype, "device": policy.device}
+        config, batch, longest = policy.text.config, len(lengths), max(lengths)
+        layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        empty = partial(torch.zeros, dtype=policy.text.dtype, device=policy.device)
         self.lengths, self.n, self.step = list(lengths), n, 0
-        self.prompt = torch.zeros(layers, 2, batch, heads, longest, size, **form)  # [L, 2, B, h, P, d]
-        self.own = torch.empty(layers, 2, batch * n, heads, max_new, size, **form)  # [L, 2, B n, h, N, d]
+        self.prompt = empty(layers, 2, batch, heads, longest, size)  # [L, 2, B, h, P, d]
+        self.own = empty(layers, 2, batch * n, heads, max_new, size)  # [L, 2, B n, h, N, d]
         missing = torch.arange(longest) >= torch.tensor(self.lengths)[:, None]
         self.missing = missing[:, None, None].to(policy.device)  # [B, 1, 1, P]: behind a shorter prompt
 
@@ -99,7 +98,10 @@ class RolloutCache:
             return x.unflatten(2, (self.n, -1)).transpose(1, 2).flatten(0, 1)
 
         prompt_keys, prompt_values = self.prompt[layer]
-        self.own[layer, 0, :, :, self.step], self.own[layer, 1, :, :, self.step] = key[:, :, 0], value[:, :, 0]
+        self.own[layer, 0, :, :, self.step], self.own[layer, 1, :, :, self.step] = (
+            key[:, :, 0],
+            value[:, :, 0],
+        )
         own_keys, own_values = self.own[layer, ..., : self.step + 1, :]
         q = (query * scale).view(len(query), key.shape[1], -1, query.shape[-1])  # [B n, h, g, d]
         prompt_scores = together(q) @ prompt_keys.transpose(-1, -2)  # [B, h, n g, P]
@@ -188,15 +190,15 @@ def sample(
             f"sample: {len(prompts)} prompts x n={n} with {len(seeds)} seeds and limits {limits}: "
             "expected one seed a rollout, limits >= 1"
         )
-    text = policy.model.model.language_model
 
     def size(batch: list[int]) -> int:
-        """Return the bytes of a batch, padded to its longest prompt, which is its first, and longest limit."""
+        """Return the bytes of a batch, padded to its first prompt, the longest one, and longest limit."""
         prompt, limit = len(prompts[batch[0]]), max(limits[i] for i in batch)
-        return len(batch) * cache_bytes(text.config, text.dtype, n, prompt, limit)
+        return len(batch) * cache_bytes(policy.text.config, policy.text.dtype, n, prompt, limit)
 
     results: dict[int, list[Rollout]] = {}
-    longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))  # a batch is about equally long
+    # prompts of a batch are about equally long
+    longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     with policy.evaluating():
         for batch in cut(longest_first, size, CACHE_BYTES[policy.device.type]):
             own_prompts, own_limits = [prompts[i] for i in batch], [limits[i] for i in batch]
@@ -227,7 +229,7 @@ def _sample_batch(
 ) -> list[list[Rollout]]:
     """Sample one batch: prefill, then a token of every unfinished rollout at a time."""
     device, rollouts, longest = policy.device, len(prompts) * n, max(limits)
-    backbone, head = policy.model.model.language_model, policy.model.lm_head
+    backbone, head = policy.text, policy.model.lm_head
     cache = RolloutCache(policy, [len(prompt) for prompt in prompts], n, longest)
     logits = head(_prefill(policy, prompts, cache)).repeat_interleave(n, 0)  # [B n, V]
     uniform = uniforms(seeds, longest).to(device)

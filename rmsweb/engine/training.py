@@ -122,8 +122,8 @@ def prepare_policy(
     )
     torch.manual_seed(seed)
     if lora.lora_rank:
-        sizes = {"rank": lora.lora_rank, "alpha": lora.lora_alpha, "dropout_p": lora_dropout}
-        add_lora(policy.model, **sizes, scope=lora.lora_scope)
+        rank, alpha, scope = lora.lora_rank, lora.lora_alpha, lora.lora_scope
+        add_lora(policy.model, rank=rank, alpha=alpha, dropout_p=lora_dropout, scope=scope)
     if engine.recompute:
         recompute_layers(policy.model)
     if engine.shard:
@@ -199,7 +199,7 @@ class Optimizer:
         parameters: Iterable[nn.Parameter],
         ranks: Ranks,
         rate: Callable[[int], float],
-        config: OptimizerConfig = OptimizerConfig(),  # noqa: B008 (frozen)
+        config: OptimizerConfig = OptimizerConfig(),
         *,
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
