@@ -128,8 +128,6 @@ def rl_step(
 ) -> tuple[dict[str, Any], int]:
     """Run one training step of Salvage-DS, the same on every rank.
 
-    A step with nothing accepted or retained changes no weight.
-
     Args: step: number of this step, from 0, skipped ones counted. position: prompts drawn in all steps
     before.
     Returns: the statistics of App. J (docs/metrics.md) and the new position.
@@ -138,10 +136,14 @@ def rl_step(
     # 1. Sample n rollouts a prompt, score and gate them, refill until B groups are accepted (Eq. 1, App. G).
     with clock("sample_s"):
         groups = generate(policy, ranks, states, prompts, config, step=step, position=position, report=report)
-    # 2. Keep B accepted and S rejected groups, and deal them into mini-batches of M.
-    accepted = [group.gate.accepted for group in groups]
-    sizes = {"train_batch": config.train_batch, "mini_batch": config.mini_batch}
-    chosen = select_groups(accepted, **sizes, salvage=config.algorithm == "salvage-ds")
+    # 2. Keep B accepted and S rejected groups, and deal them into mini-batches of M; with none the step is
+    # skipped: no weight changes.
+    chosen = select_groups(
+        [group.gate.accepted for group in groups],
+        train_batch=config.train_batch,
+        mini_batch=config.mini_batch,
+        salvage=config.algorithm == "salvage-ds",
+    )
     batches = deal_mini_batches(chosen, mini_batch=config.mini_batch)
     # 3. Old and reference log-probs, once, before the first update.
     places = [place for batch in batches for place in batch]
@@ -154,9 +156,8 @@ def rl_step(
     with clock("update_s"):
         for number, batch in enumerate(batches, 1):
             report(f"update {number} of {len(batches)}")
-            groups_of_batch = [ready[place] for place in batch]
-            batch_sums, norm = update(policy, ranks, groups_of_batch, prompts, optimizer, config)
-            sums.update(batch_sums)
+            found, norm = update(policy, ranks, [ready[place] for place in batch], prompts, optimizer, config)
+            sums.update(found)
             norms.append(norm)
     values = {
         **counts(chosen, len(groups), len(batches), config),
