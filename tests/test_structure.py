@@ -28,9 +28,9 @@ FLOORS = (
     "runs",
     "mining.taxonomy mining.alignment mining.search mining.corpus",
     "salvage.reward salvage.gating salvage.objective",
-    "engine.attention engine.lora engine.patches engine.packing engine.policy engine.sampler engine.serve "
+    "engine.attention engine.lora engine.packing engine.patches engine.policy engine.sampler engine.serve "
     "engine.distributed engine.checkpoints engine.training engine.plan",
-    "salvage.states salvage.dynamics salvage.step",
+    "salvage.states salvage.dynamics salvage.step salvage.work",
     "evaluation.tasks evaluation.environments evaluation.judges evaluation.figures runner",
     "collection.filters collection.loop",
     "report.*",

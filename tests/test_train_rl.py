@@ -164,7 +164,8 @@ def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, mo
         "import json, pathlib, sys\n"
         "flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
         "out = pathlib.Path(flags['--out'])\n"
-        "assert flags['--split'] == 'dev' and flags['--runs'] == '2' and (pathlib.Path(flags['--policy']) / 'model.safetensors').exists()\n"  # noqa: E501
+        "assert flags['--split'] == 'dev' and flags['--runs'] == '2'\n"
+        "assert (pathlib.Path(flags['--policy']) / 'model.safetensors').exists()\n"
         "out.mkdir(parents=True)\n"
         f"value = dict(zip(('step0', 'step2', 'step4'), {successes}))[out.name]\n"
         "(out / 'summary.json').write_text(json.dumps({'pass1': value}))\n"

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tiny_model import tiny_policy
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
+import train_sft
 from rmsweb.engine.checkpoints import load_training_state, save_checkpoint, save_training_state
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
@@ -26,7 +27,6 @@ from rmsweb.engine.training import (
     OptimizerConfig,
     answer_logprobs,
     check_data,
-    cosine_with_warmup,
     data_digest,
     rank_packs,
 )
@@ -53,7 +53,7 @@ def packables(groups):
 @given(st.integers(1, 60), st.floats(0, 0.9))
 def test_cosine_rises_then_falls_within_its_bounds(total, ratio):
     """Rates are positive, at most the peak, rising in the warm-up and falling after it."""
-    rates = [cosine_with_warmup(step, total, 2.0, ratio) for step in range(total)]
+    rates = [train_sft.cosine_with_warmup(step, total, 2.0, ratio) for step in range(total)]
     warmup = math.ceil(total * ratio)
     assert all(0 < rate <= 2.0 for rate in rates)
     assert rates[:warmup] == sorted(rates[:warmup])
@@ -189,7 +189,7 @@ def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
 
 
 def test_skipped_steps_have_states_of_their_own(tmp_path):
-    """A step without an update is another state than the step before: its place in the stream is kept."""
+    """A step that made no update is another state than the step before: its position must not be lost."""
     policy, optimizer = start()
     for step in (1, 2, 3):
         save_training_state(tmp_path, policy, optimizer.adam, ALONE, step=step, extra={"position": 10 * step})

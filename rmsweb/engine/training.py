@@ -7,19 +7,17 @@ and `evaluate`; the loss is theirs.
 
 Shapes: R tokens of an answer.
 
-1. ours: warm-up step s (from 0) has the rate peak x (s + 1) / W, so that the first step is not lost.
-2. ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
+ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
 """
 
 import hashlib
 import math
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +48,6 @@ from rmsweb.jsonl import RecordError, read_records
 from rmsweb.prompt import PromptConfig
 from rmsweb.records import MinedState, Split, StepSample
 from rmsweb.runs import RunWriter
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,28 +99,6 @@ def read_samples(
             yield sample, file.parent
 
 
-def read_data(
-    files: Sequence[Path],
-    policy: PolicyModel,
-    split: Split,
-    convert: Callable[[StepSample, Path], T | str],
-    kind: str,
-    watch: Callable[..., Iterable[tuple[StepSample, Path]]],
-) -> tuple[list[T], Counter[str]]:
-    """Return the converted samples of the files, and how many were left out for which reason.
-
-    `convert` returns an item or the reason to leave a sample out; `watch` shows the progress. Raises
-    ValueError where nothing of its `kind` is left.
-    """
-    assert policy.prompt_config is not None
-    samples = watch(read_samples(files, policy.prompt_config, split), label=f"{split} samples")
-    found = [convert(sample, root) for sample, root in samples]
-    items, left_out = [x for x in found if not isinstance(x, str)], [x for x in found if isinstance(x, str)]
-    if files and not items:
-        raise ValueError(f"{', '.join(map(str, files))}: no {kind} ({dict(Counter(left_out))})")
-    return items, Counter(left_out)
-
-
 def prepare_policy(
     config: TrainerConfig,
     ranks: Ranks,
@@ -149,8 +123,8 @@ def prepare_policy(
     )
     torch.manual_seed(seed)
     if lora.lora_rank:
-        sizes = {"rank": lora.lora_rank, "alpha": lora.lora_alpha, "dropout_p": lora_dropout}
-        add_lora(policy.model, **sizes, scope=lora.lora_scope)
+        rank, alpha, scope = lora.lora_rank, lora.lora_alpha, lora.lora_scope
+        add_lora(policy.model, rank=rank, alpha=alpha, dropout_p=lora_dropout, scope=scope)
     if engine.recompute:
         recompute_layers(policy.model)
     if engine.shard:
@@ -211,20 +185,6 @@ def answer_logprobs(
 
 
 # ---------------------------------------------------------------------------------------------- optimizer
-
-
-def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) -> float:
-    """Return the learning rate of step `step` in [0, total).
-
-    It is linear over the first W = ceil(total x warmup_ratio) steps, then half a cosine down to 0.
-
-    >>> [round(cosine_with_warmup(step, 5, 1.0, 0.4), 3) for step in range(5)]
-    [0.5, 1.0, 1.0, 0.75, 0.25]
-    """
-    warmup = math.ceil(total * warmup_ratio)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
 class Optimizer:
