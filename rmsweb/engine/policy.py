@@ -103,8 +103,11 @@ class Scorer(nn.Module):
 def recompute_layers(model: Qwen3VLForConditionalGeneration) -> None:
     """Let every decoder layer recompute itself in backward; it does so in training mode."""
     text = model.model.language_model
-    text.activation_checkpointing_enable()
-    text.disable_input_require_grads()  # switched on above; recomputing without reentrance does not need it
+    if hasattr(text, "activation_checkpointing_enable"):  # the name since transformers 5.24
+        text.activation_checkpointing_enable()
+        text.disable_input_require_grads()  # switched on above; recomputing without reentrance needs none
+    else:
+        text.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class PolicyModel:
