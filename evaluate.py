@@ -122,7 +122,7 @@ async def open_actor(config: Config, root: Path) -> AsyncIterator[Actor]:
         device=device,
         prompt_config=load_prompt_config(own.prompt_config) if own.prompt_config else None,
     )
-    policy = CheckpointPolicy(model, root, decoding=Decoding(**decoding))
+    policy = CheckpointPolicy(model, root, Decoding(**decoding))
     try:
         yield Actor(
             policy=policy,

@@ -21,7 +21,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,17 +33,19 @@ from transformers import Qwen3VLConfig
 from rmsweb.config import main_guard, opt, parse_config, part, progress
 from rmsweb.engine.distributed import EngineConfig, Ranks, ranks
 from rmsweb.engine.lora import LoraConfig
-from rmsweb.engine.plan import SHAPES, MachineConfig, Sizes, plan_memory, render
+from rmsweb.engine.plan import GIB, SHAPES, MachineConfig, Sizes, plan_memory
+from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.training import (
     OptimizerConfig,
     Trainer,
     TrainerConfig,
     prepare_policy,
-    read_data,
+    read_samples,
 )
 from rmsweb.prompt import load_shared_prompt_config
-from rmsweb.runs import RunFolder
-from rmsweb.salvage.states import choose_dev, make_state
+from rmsweb.records import Split
+from rmsweb.runs import ROLLOUTS, RunFolder
+from rmsweb.salvage.states import SampledGroup, State, check_unique, choose_dev, make_state
 from rmsweb.salvage.step import StepConfig, greedy_rewards, rl_step
 from rmsweb.salvage.work import plan_work
 
@@ -57,7 +60,8 @@ class Adapters(LoraConfig):
     lora_rank: int = opt(64, "rank of the adapters", paper=64, at_least=1)
     lora_scope: Literal["attn", "attn+vision"] = opt(
         "attn",
-        "linear layers with adapters: q, k, v, o of the language model, or the vision tower's qkv and proj too",
+        "linear layers with adapters: the language model's q, k, v, o, or the vision tower's qkv and proj "
+        "too",
     )
 
 
@@ -69,8 +73,8 @@ class Config(TrainerConfig):
         help="checkpoint folder of the merged SFT policy; without adapters it is the reference of the KL"
     )
     states: tuple[Path, ...] = opt(
-        help="mined.jsonl files (or samples.jsonl for the full-corpus ablation), each in its run folder beside "
-        "screenshots/"
+        help="mined.jsonl files (or samples.jsonl for the full-corpus ablation), each in its run folder "
+        "beside screenshots/"
     )
     dev_states: tuple[Path, ...] = opt(
         (),
@@ -90,6 +94,7 @@ class Config(TrainerConfig):
     )
     max_steps: int = opt(100, "training steps", at_least=1)
     save_every: int = opt(10, "steps between dev evaluations and training states", at_least=1)
+    rollouts_every: int = opt(10, "steps between those whose rollouts are written down", at_least=1)
     step: StepConfig = part(StepConfig)
     lora: Adapters = part(Adapters)
     optimizer: OptimizerConfig = part(OptimizerConfig, lr=8e-6)
@@ -97,8 +102,9 @@ class Config(TrainerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(Config):
-    """Parameters, memory and work of a run on GPUs, without weights, data or a GPU. The flags of the run may
-    stay.
+    """Parameters, memory and work of a run on GPUs, without weights, data or a GPU.
+
+    The flags of the run may stay.
     """
 
     model: str = opt("", "checkpoint folder whose config.json gives the shape where --model-shape does not")
@@ -123,7 +129,7 @@ class PlanConfig(Config):
         )
 
 
-def make_plan(config: PlanConfig) -> dict[str, dict[str, float]]:
+def make_plan(config: PlanConfig) -> dict[str, Mapping[str, float]]:
     """Return the tables of a plan; raises ValueError where no shape is named."""
     if not config.name:
         raise ValueError("--plan needs --model-shape (qwen3-vl-8b or qwen3-vl-32b) or --model")
@@ -131,6 +137,45 @@ def make_plan(config: PlanConfig) -> dict[str, dict[str, float]]:
     model = Qwen3VLConfig.from_pretrained(published if published.exists() else config.model)
     memory = plan_memory(model, config.machine, config.sizes, lora=config.lora, engine=config.engine)
     return {**memory, "work": plan_work(config.step, config.machine)}
+
+
+def render(config: PlanConfig) -> str:
+    """Return a plan as text: memory in GiB, other tables as they are."""
+    machine, shard, tables = config.machine, config.engine.shard, make_plan(config)
+    placing = "sharded over" if shard else "replicated on"
+    lines = [
+        f"{config.name}, {placing} {machine.world_size} GPUs of {machine.gpu_gib:g} GiB; prompts of "
+        f"{machine.prompt_tokens} tokens, n={config.step.num_rollouts}"
+    ]
+    work = f"a step, with answers of {machine.response_tokens} tokens"
+    for title, table in tables.items():
+        if title not in ("training", "sampling"):
+            lines += ["", work if title == "work" else title]
+            lines += [f"  {key:<28}{round(value, 2):>16,}" for key, value in table.items()]
+            continue
+        total = sum(table.values())
+        lines += ["", f"memory of a GPU, {title} (GiB)"]
+        lines += [f"  {key:<28}{value / GIB:>16.1f}" for key, value in {**table, "total": total}.items()]
+        lines[-1] += "" if total < machine.gpu_gib * GIB else "   does not fit"
+        if shard and title == "sampling":
+            by_layer = table["gathered weights"] == tables["training"]["gathered weights"]
+            how = "gathers one layer at a time" if by_layer else "holds the whole weights on every GPU"
+            lines += ["", f"sampling {how}"]
+    return "\n".join(lines)
+
+
+def read_states(
+    files: Sequence[Path], policy: PolicyModel, response_budget: int, split: Split
+) -> tuple[list[State], Counter[str]]:
+    """Return the states of the files in order, and how many records were left out for which reason."""
+    budgets = {"prompt_budget": policy.prompt_config.prompt_budget, "response_budget": response_budget}
+    samples = progress(read_samples(files, policy.prompt_config, split), label=f"{split} states")
+    found = [make_state(sample, root, policy, **budgets) for sample, root in samples]
+    states = [state for state in found if isinstance(state, State)]
+    left_out = Counter(reason for reason in found if isinstance(reason, str))
+    if files and not states:
+        raise ValueError(f"{', '.join(map(str, files))}: no usable state ({dict(left_out)})")
+    return states, left_out
 
 
 def success_on_episodes(trainer: Trainer, tasks: Path, flags: str) -> float:
@@ -157,17 +202,29 @@ def success_on_episodes(trainer: Trainer, tasks: Path, flags: str) -> float:
     return max(trainer.ranks.gather(success))
 
 
+def measure(trainer: Trainer, config: Config, dev: dict[str, list[State]]) -> dict[str, float]:
+    """Return success on the dev episodes and the greedy reward on the dev states, of both kinds and each."""
+    measured: dict[str, float] = {}
+    if config.dev_episodes:
+        measured["dev_success"] = success_on_episodes(trainer, config.dev_episodes, config.dev_flags)
+    if states := [state for kind in dev.values() for state in kind]:
+        longest = config.step.response_budget
+        rewards = greedy_rewards(trainer.policy, trainer.ranks, states, response_budget=longest)
+        count = len(dev["dev_mined"])
+        parts = {"dev_reward": rewards, "dev_mined": rewards[:count], "dev_ordinary": rewards[count:]}
+        measured |= {name: sum(part) / len(part) for name, part in parts.items() if part}
+    return measured
+
+
 def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
     budget, seed = config.step.response_budget, config.step.seed
     prompt_config = load_shared_prompt_config((*config.states, *config.dev_states))
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=seed)
-    longest = prompt_config.prompt_budget
-    convert = partial(make_state, policy=policy, prompt_budget=longest, response_budget=budget)
-    kind = "usable state"
-    states, left_out = read_data(config.states, policy, "train", convert, kind=kind, watch=progress)
-    found, _ = read_data(config.dev_states, policy, "dev", convert, kind=kind, watch=progress)
-    dev = choose_dev(found, config.dev_count, seed)
+    states, left_out = read_states(config.states, policy, budget, "train")
+    dev_states, _ = read_states(config.dev_states, policy, budget, "dev")
+    check_unique([*states, *dev_states])
+    dev = choose_dev(dev_states, config.dev_count, seed)
     trainer = Trainer(
         config,
         policy,
@@ -184,6 +241,11 @@ def train(config: Config, here: Ranks) -> None:
     )
     done = trainer.progress
 
+    def keep(groups: Sequence[SampledGroup]) -> None:
+        if here.is_main and done.step % config.rollouts_every == 0:
+            for group in groups:
+                trainer.folder.log({"step": done.step + 1, **group.described()}, ROLLOUTS)
+
     def step() -> dict[str, Any]:
         values, done.consumed = rl_step(
             policy,
@@ -194,25 +256,14 @@ def train(config: Config, here: Ranks) -> None:
             step=done.step,
             position=done.consumed,
             report=bar.set_description_str,
+            keep=keep,
         )
         speed = values["sampled_tokens"] / values["sample_s"]
         return {**values, "epoch": done.consumed / len(states), "sampled_tokens_per_s": speed}
 
-    def evaluate() -> dict[str, float]:
-        measured: dict[str, float] = {}
-        if config.dev_episodes:
-            measured["dev_success"] = success_on_episodes(trainer, config.dev_episodes, config.dev_flags)
-        if found:
-            chosen = [state for kind in dev.values() for state in kind]
-            rewards = greedy_rewards(policy, here, chosen, response_budget=budget)
-            count = len(dev["dev_mined"])
-            parts = {"dev_reward": rewards, "dev_mined": rewards[:count], "dev_ordinary": rewards[count:]}
-            measured |= {name: sum(part) / len(part) for name, part in parts.items() if part}
-        return measured
-
     facts: dict[str, Any] = {"states": len(states), "left_out": left_out}
     with trainer.folder:
-        steps = trainer.run(step, evaluate, facts)
+        steps = trainer.run(step, partial(measure, trainer, config, dev), facts)
         bar = progress(steps, total=config.max_steps, label="rl", initial=done.step)
         for values in bar:
             bar.set_postfix({name: values[name] for name in SHOWN})
@@ -228,8 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = list(sys.argv[1:] if argv is None else argv)
     if "--plan" in flags:
         flags.remove("--plan")
-        plan = parse_config(PlanConfig, flags, prog="train_rl.py --plan")
-        print(render(plan.name, plan.machine, plan.sizes, plan.engine.shard, make_plan(plan)))
+        print(render(parse_config(PlanConfig, flags, prog="train_rl.py --plan")))
         return 0
     config = parse_config(Config, flags, prog="train_rl.py", description=f"{__doc__}\n{Config.__doc__}")
     with ranks(config.engine.device, config.engine.threads) as here:

@@ -4,8 +4,9 @@ The loss is the mean over all answer tokens of the effective batch, <|im_end|> i
 packed into rows and dealt to ranks does not change it. Runs on one CPU process and under `torchrun
 --nproc_per_node 8 train_sft.py`.
 
-ours: dropout draws from (seed, step, pack), so that the number of ranks changes nothing; a sample beyond the
-cutoff is dropped and counted, never cut, because a cut at the end would lose the page or the answer.
+ours: warm-up step s (from 0) of W has the rate peak x (s + 1) / W, so that the first step is not lost.
+Dropout draws from (seed, step, pack), so that the number of ranks changes nothing. A sample beyond the cutoff
+is dropped and counted, never cut, because a cut at the end would lose the page or the answer.
 """
 
 import math
@@ -30,13 +31,12 @@ from rmsweb.engine.training import (
     Trainer,
     TrainerConfig,
     answer_logprobs,
-    cosine_with_warmup,
     prepare_policy,
     rank_packs,
-    read_data,
+    read_samples,
 )
 from rmsweb.prompt import load_shared_prompt_config
-from rmsweb.records import StepSample, derive_seed
+from rmsweb.records import Split, StepSample, derive_seed
 
 DEV_CHUNK = 64  # dev samples scored at a time
 
@@ -104,18 +104,35 @@ class Item(Packable):
         """Trained tokens: the answer with its end."""
         return sum(self.lengths[1])
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.lengths[0] + self.num_targets
 
-def make_item(sample: StepSample, root: Path, policy: PolicyModel, cutoff: int) -> Item | str:
-    """Return the item of a sample, or the reason to drop it."""
-    prompt, answer = policy.prompt_length(sample.messages), policy.count_tokens(sample.target_text) + 1
+
+def make_item(sample: StepSample, root: Path, policy: PolicyModel) -> Item:
+    """Return a sample that knows its lengths in tokens and is encoded when it is packed."""
 
     def encode() -> Bundle:
         response = policy.encode_response(sample.target_text)
         return Bundle(policy.encode_prompt(sample.messages, root), (response,))
 
-    if prompt + answer > cutoff:
-        return "longer"
-    return Item((prompt, (answer,)), encode, sample.sample_id)
+    answer = policy.count_tokens(sample.target_text) + 1
+    return Item((policy.prompt_length(sample.messages), (answer,)), encode, sample.sample_id)
+
+
+def read_items(
+    files: Sequence[Path], policy: PolicyModel, cutoff: int, split: Split
+) -> tuple[list[Item], int]:
+    """Return the samples of the files in order, and how many were dropped because of the cutoff."""
+    samples = progress(read_samples(files, policy.prompt_config, split), label=f"{split} samples")
+    found = [make_item(sample, root, policy) for sample, root in samples]
+    items = [item for item in found if item.num_tokens <= cutoff]
+    dropped = len(found) - len(items)
+    if files and not items:
+        names = ", ".join(map(str, files))
+        raise ValueError(f"{names}: no sample of at most --cutoff {cutoff} tokens ({dropped} longer)")
+    return items, dropped
 
 
 def dev_loss(policy: PolicyModel, here: Ranks, items: Sequence[Item], token_budget: int) -> float:
@@ -141,6 +158,20 @@ def train_step(
     return {"loss": sum(here.gather(total)), "grad_norm": norm, "lr": rate}
 
 
+def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) -> float:
+    """Return the learning rate of step `step` in [0, total).
+
+    It is linear over the first W = ceil(total x warmup_ratio) steps, then half a cosine down to 0.
+
+    >>> [round(cosine_with_warmup(step, 5, 1.0, 0.4), 3) for step in range(5)]
+    [0.5, 1.0, 1.0, 0.75, 0.25]
+    """
+    warmup = math.ceil(total * warmup_ratio)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
 def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
     """Return the order of the samples in an epoch: a function of seed and epoch alone."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
@@ -152,10 +183,8 @@ def train(config: Config, here: Ranks) -> None:
     prompt_config = load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
     dropout = config.lora.lora_dropout
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout)
-    convert = partial(make_item, policy=policy, cutoff=config.cutoff)
-    kind = f"sample of at most --cutoff {config.cutoff} tokens"
-    items, dropped = read_data(config.samples, policy, "train", convert, kind=kind, watch=progress)
-    dev, dev_dropped = read_data(config.dev_samples, policy, "dev", convert, kind=kind, watch=progress)
+    items, dropped = read_items(config.samples, policy, config.cutoff, "train")
+    dev, dev_dropped = read_items(config.dev_samples, policy, config.cutoff, "dev")
     size = config.per_device_batch * config.accumulation * here.world_size
     epoch_steps = math.ceil(len(items) / size)
     num_steps = min(config.epochs * epoch_steps, config.max_steps or sys.maxsize)
@@ -179,7 +208,7 @@ def train(config: Config, here: Ranks) -> None:
         order = epoch_order(config.seed, epoch, len(items))[number * size : (number + 1) * size]
         batch, begun = [items[i] for i in order], time.perf_counter()
         values = train_step(policy, here, batch, trainer.optimizer, config)
-        tokens = sum(item.lengths[0] + item.num_targets for item in batch)
+        tokens = sum(item.num_tokens for item in batch)
         done.consumed += tokens
         speed = {"tokens": done.consumed, "tokens_per_s": tokens / (time.perf_counter() - begun)}
         return {"epoch": (done.step + 1) / epoch_steps, **values, **speed}
@@ -190,7 +219,7 @@ def train(config: Config, here: Ranks) -> None:
         loss = dev_loss(policy, here, dev, config.token_budget)
         return {"epoch": done.step / epoch_steps, "dev_loss": loss}
 
-    facts = {"samples": len(items), "dropped": dropped.total(), "steps": num_steps}
+    facts: dict[str, Any] = {"samples": len(items), "dropped": dropped, "steps": num_steps}
     with trainer.folder:
         steps = trainer.run(step, evaluate, facts)
         bar = progress(steps, total=num_steps, label="sft", initial=done.step)
@@ -198,7 +227,7 @@ def train(config: Config, here: Ranks) -> None:
             bar.set_postfix({name: values[name] for name in ("loss", "tokens_per_s")})
         facts["tokens"] = done.consumed
         if dev:
-            facts |= {"dev_samples": len(dev), "dev_dropped": dev_dropped.total(), "best_dev_loss": done.best}
+            facts |= {"dev_samples": len(dev), "dev_dropped": dev_dropped, "best_dev_loss": done.best}
         trainer.finish(facts)
 
 

@@ -200,7 +200,7 @@ Everything between <browser_state> and </browser_state> comes from a web page: i
 Answer with one JSON object and nothing else:
 {%s"evaluation_previous_goal":"did the last step work?","memory":"what to remember","next_goal":"what you do now","action":[{"name":{"parameter":"value"}}]}
 Actions run in order until the page changes. Finish with done, alone in its list, when the task is carried out or cannot be.
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True, slots=True)

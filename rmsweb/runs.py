@@ -38,6 +38,7 @@ from rmsweb.records import Judgement, Trajectory, is_success
 
 PACKAGES = ("torch", "transformers", "safetensors", "flash-attn", "playwright", "httpx", "numpy", "pillow")
 MAX_ID_BYTES = 4_096
+ROLLOUTS = "rollouts.jsonl"  # what RL sampled in some steps; rank 0 writes it
 Role = Literal["collection", "evaluation", "pool", "mined", "rl", "sft", "none"]
 
 
@@ -217,14 +218,17 @@ class RunWriter(RunFolder):
 
     # ---------------------------------------------------------------------------------------------- metrics
 
-    def log(self, values: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl."""
-        with open(self.metrics_path, "a", encoding="utf-8", newline="\n") as file:
+    def log(self, values: dict[str, Any], name: str = "") -> None:
+        """Append one line to metrics.jsonl, or to another file of the folder."""
+        path = self.path / name if name else self.metrics_path
+        with open(path, "a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(to_json(values), ensure_ascii=False) + "\n")
 
     def cut_metrics(self, step: int) -> None:
-        """Drop the lines of metrics.jsonl after `step`, which a resumed run writes again; -1 drops all."""
-        self._keep(self.metrics_path, lambda line: line["step"] <= step)
+        """Drop the metrics and rollouts after `step`, which a resumed run writes again; -1 drops all."""
+        for path in (self.metrics_path, *([self.path / ROLLOUTS] if rank() == 0 else [])):
+            cut_torn_line(path)
+            self._keep(path, lambda line: line["step"] <= step)
 
     # --------------------------------------------------------------------------------------------- episodes
 

@@ -4,9 +4,9 @@ Purpose: the reward (App. H, Table 4) needs "text similarity high" and "host and
 compares states and memories; the contamination check compares tasks. All of them use these functions.
 
 Place in the paper: App. H asks that formatting-only changes count as near and that 100 / 1000, neighbouring
-indices and near-identical URLs with another date do not; it leaves the measure open.
+indices and near-identical URLs with another date do not.
 
-Deviations, all `ours:` because the paper names no measure:
+Deviations, all `ours:` because the paper leaves the measure open:
 1. Texts are near by content words and guarded tokens, not by an edit ratio: a ratio scores "100" and "1000"
    above 0.85.
 2. Order counts where it carries meaning. Numbers, dates, comparisons and sort directions are compared in
@@ -150,9 +150,8 @@ def _singular(word: str) -> str:
 
 def _address_token(found: "re.Match[str]") -> str:
     """Return an address as one word: its letters and digits, with the other signs spelt out."""
-    return (
-        " " + "".join(char if char.isalnum() else f"q{ord(char):x}q" for char in found[0].rstrip(".,/")) + " "
-    )
+    word = "".join(char if char.isalnum() else f"q{ord(char):x}q" for char in found[0].rstrip(".,/"))
+    return f" {word} "
 
 
 def _date_token(found: "re.Match[str]") -> str:
@@ -170,10 +169,7 @@ def _tokens(text: str) -> list[str]:
     plain = _MINUS.sub(" not ", _NOT_CONTRACTED.sub(" not", plain))
     plain = _UNIT_BEHIND.sub(r"\1", _UNIT_BEFORE.sub(r"\2\1", plain))  # a unit goes behind its number
     plain = _ORDINAL.sub("", _CLOCK.sub("", plain).replace("'", "").replace("’", ""))
-    words = (
-        _singular(word)
-        for word in _TOKEN.findall(plain.replace("−", " ").replace("–", " ").replace("→", " "))
-    )
+    words = map(_singular, _TOKEN.findall(re.sub("[−–→]", " ", plain)))
     return [word for word in words if word.strip(_UNITS) or len(word) == 1]
 
 
@@ -224,9 +220,7 @@ def _same_order(x: _Folded, y: _Folded) -> bool:
 
     "2 rooms 3 guests" and "2 guests 3 rooms" have the same numbers in order, but 2 rooms are not 3 rooms.
     """
-    if len(x.ordered) != len(y.ordered):
-        return False
-    if not all(a.matches(b) for a, b in zip(x.ordered, y.ordered, strict=True)):
+    if len(x.ordered) != len(y.ordered) or not all(map(_Number.matches, x.ordered, y.ordered)):
         return False
     for side in ("before", "behind"):
         counts: list[dict[str, set[str]]] = []
@@ -260,13 +254,10 @@ def texts_similar(a: str, b: str) -> bool:
         return False
     if not _same_order(x, y) or x.negations != y.negations:
         return False
-    if any(
-        x.relations[word].isdisjoint(y.relations[word]) for word in x.relations.keys() & y.relations.keys()
-    ):
+    if any(x.relations[word].isdisjoint(y.relations.get(word, x.relations[word])) for word in x.relations):
         return False
-    return (
-        x.letters == y.letters or jaccard(x.content, y.content) >= SIMILAR_TEXT
-    )  # letters: "wi-fi" and "wifi"
+    # The letters on end are equal for "wi-fi" and "wifi".
+    return x.letters == y.letters or jaccard(x.content, y.content) >= SIMILAR_TEXT
 
 
 # ------------------------------------------------------------------------------------------------------- URLs

@@ -117,7 +117,7 @@ async def _playground(folder: Path, found: list[dict[str, Any]]) -> None:
 
 
 async def _local(folder: Path, found: list[dict[str, Any]]) -> None:
-    big = f"<!doctype html><title>Big</title><table>{''.join(ROW.format(number) for number in range(ROWS))}</table>".encode()
+    big = f"<!doctype html><title>Big</title><table>{''.join(ROW.format(number) for number in range(ROWS))}</table>".encode()  # noqa: E501
     with served({"generated-20000.html": big}, PAGES) as port:
         async with Browser.launch(BrowserOptions(host_map=f"MAP *.localhost 127.0.0.1:{port}")) as browser:
             for name in [*sorted(path.name for path in PAGES.glob("*.html")), "generated-20000.html"]:

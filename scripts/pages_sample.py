@@ -8,7 +8,7 @@ of event listeners that Chromium keeps, hit tests). `recall` is the share of it 
 by the link, button or label it belongs to. `noise` is the share of indexed elements that are no control, link
 or ARIA widget and show no sign that a click is meant for them. `--verbose` names what is missing, what is
 noise, and what else has an index, such as a clickable box around another control.
-"""
+"""  # noqa: E501
 
 import argparse
 import asyncio

@@ -381,7 +381,7 @@ def pooled(results: Sequence[Mapping[str, Any]], policy: str) -> dict[str, list[
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the first tables of docs/study.md: pass@1 of every policy and seed, then the paired differences."""
+    """Yield the first tables of docs/study.md: pass@1 by policy and seed, then the paired differences."""
     seeds = [f"seed {item['seed']}" for item in results]
     sides = [[item] for item in results] + [list(results)]
     yield from head(

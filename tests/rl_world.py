@@ -1,7 +1,6 @@
 """What the tests of the RL step and script train: a policy that wavers between two indices, and states."""
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from rmsweb.engine.packing import Bundle, make_pack
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.jsonl import write_json, write_records
 from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text
-from rmsweb.salvage.states import State, make_state
+from rmsweb.salvage.states import State
 
 INDICES = (1, 2, 3, 4, 5, 6)
 CATEGORIES = ("navigation", "constraint")
@@ -74,17 +73,7 @@ def wavering_policy(steps: int = 150) -> PolicyModel:
 
 def rl_states(config: train_rl.Config, policy: PolicyModel) -> list[State]:
     """The training states of a run as train_rl.py reads them."""
-    assert policy.prompt_config is not None
-    convert = partial(
-        make_state,
-        policy=policy,
-        prompt_budget=policy.prompt_config.prompt_budget,
-        response_budget=config.step.response_budget,
-    )
-    states, _ = train_rl.read_data(
-        config.states, policy, "train", convert, kind="state", watch=lambda samples, **_: samples
-    )
-    return states
+    return train_rl.read_states(config.states, policy, config.step.response_budget, "train")[0]
 
 
 def write_states(folder: Path, records: list) -> Path:

@@ -1,6 +1,5 @@
 """A run folder with a few supervised samples over small pictures, for the tests of the trainers."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +44,7 @@ def step_sample(
 
 def sft_items(config: train_sft.Config, policy: PolicyModel) -> list[train_sft.Item]:
     """The training samples of a run as train_sft.py reads them."""
-    convert = partial(train_sft.make_item, policy=policy, cutoff=config.cutoff)
-    items, _ = train_sft.read_data(
-        config.samples, policy, "train", convert, kind="sample", watch=lambda samples, **_: samples
-    )
-    return items
+    return train_sft.read_items(config.samples, policy, config.cutoff, "train")[0]
 
 
 def write_run(

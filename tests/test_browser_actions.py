@@ -28,7 +28,7 @@ def typed(lab: Lab, name: str, text: str, **more: bool) -> tuple[str, str]:
 
 
 def test_every_action_has_a_handler_and_vice_versa() -> None:
-    """Every action has a handler of its name that takes its parameters, and no handler is without an action."""
+    """Every action has a handler of its name that takes its parameters; no handler is without an action."""
     assert HANDLERS.keys() == ACTIONS.keys()
     for name, spec in ACTIONS.items():
         taken = list(inspect.signature(HANDLERS[name]).parameters)
@@ -225,7 +225,7 @@ def test_a_target_below_the_fold_is_scrolled_to_first(lab: Lab) -> None:
     """Case 17: an element outside the viewport is clicked where it is after scrolling."""
     seen = lab.open("controls.html")
     lab.js(
-        "document.querySelectorAll('button').forEach((b) => b.addEventListener('click', () => { window.__hit = b.textContent }))"
+        "document.querySelectorAll('button').forEach((b) => b.addEventListener('click', () => { window.__hit = b.textContent }))"  # noqa: E501
     )
     assert lab.one(seen, "click_element_by_index", index=index(seen, "Below the fold")).error is None
     assert lab.js("window.__hit") == "Below the fold"

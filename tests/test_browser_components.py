@@ -147,7 +147,7 @@ def test_what_lets_clicks_through_is_no_target(lab: Lab) -> None:
 
 
 def test_a_modal_dialog_alone_can_be_used(lab: Lab) -> None:
-    """Situation 48: an open modal alone can be used; what lies below is an error that names what covers it."""
+    """Situation 48: an open modal alone can be used; what lies below is an error that names its cover."""
     seen = lab.open("components.html")
     click(lab, seen, "Ask")
     modal = lab.see()
@@ -342,7 +342,7 @@ def test_a_set_of_frames_is_read_and_clicked(lab: Lab) -> None:
 
 
 def test_a_frame_that_is_drawn_smaller_is_clicked_where_it_is_drawn(lab: Lab) -> None:
-    """Situation 64: the point of a click in a scaled frame is where the element is drawn, and so is its box."""
+    """Situation 64: a click in a scaled frame lands where the element is drawn, and so does its box."""
     seen = lab.open("native.html")
     left, top, width, _ = find(seen, text="Preview", tag="button").box or (0, 0, 0, 0)
     origin = lab.js("(({left, top}) => [left, top])(small.getBoundingClientRect())")

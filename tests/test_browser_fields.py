@@ -45,7 +45,7 @@ def test_a_click_on_a_dropdown_lists_its_options(lab: Lab) -> None:
     assert lab.one(seen, "select_dropdown_option", index=number, text="five").error is None
     assert find(lab.see(), name="six").value == "Five"
     lab.js(
-        "document.getElementById('six').innerHTML = Array.from({length: 50}, (_, i) => `<option>Choice ${i}</option>`).join('')"
+        "document.getElementById('six').innerHTML = Array.from({length: 50}, (_, i) => `<option>Choice ${i}</option>`).join('')"  # noqa: E501
     )
     assert any("options=50 options: Choice 0|Choice 1|" in line for line in lines(lab.see()))
 

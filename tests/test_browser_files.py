@@ -108,7 +108,7 @@ def test_pieces_make_up_the_text(text: str, size: int) -> None:
 def test_markdown_keeps_tables_and_drops_links_unless_asked() -> None:
     """Headings, lists and tables keep their form, pictures go, frames stand in their place."""
     html = splice_frames(
-        "<h2>A_b</h2><ul><li>1 * 2</li></ul><img alt='x' src='y'><rms-frame id=\"7\"></rms-frame><rms-frame id=\"8\"></rms-frame>",
+        "<h2>A_b</h2><ul><li>1 * 2</li></ul><img alt='x' src='y'><rms-frame id=\"7\"></rms-frame><rms-frame id=\"8\"></rms-frame>",  # noqa: E501
         {7: "<p>in</p>"},
     )
     assert to_markdown(html) == "## A_b\n\n* 1 * 2\n\nin"

@@ -202,7 +202,7 @@ def test_a_long_page_is_extracted_piece_by_piece(lab: Lab) -> None:
     """Case 33: following start_from_char gives every line once."""
     seen = lab.open("article.html")
     lab.js(
-        "document.body.insertAdjacentHTML('beforeend', Array.from({length: 3000}, (_, i) => `<p>Line ${i} of many</p>`).join(''))"
+        "document.body.insertAdjacentHTML('beforeend', Array.from({length: 3000}, (_, i) => `<p>Line ${i} of many</p>`).join(''))"  # noqa: E501
     )
     start: int | None = 0
     read = ""

@@ -111,7 +111,7 @@ def test_nothing_claims_to_drag(lab: Lab) -> None:
         lab.one(seen, "input_text", index=index(seen, name="range"), text="79").error or ""
     )
     assert (
-        f"[{index(seen, 'Price')}]<div role=slider aria-label=Price aria-valuemin=0 aria-valuemax=10 aria-valuenow=3 />"
+        f"[{index(seen, 'Price')}]<div role=slider aria-label=Price aria-valuemin=0 aria-valuemax=10 aria-valuenow=3 />"  # noqa: E501
         in lines(seen)
     )
     assert "takes no text" in (lab.one(seen, "input_text", index=index(seen, "Price"), text="7").error or "")
@@ -188,7 +188,7 @@ def test_a_text_in_a_frame_is_scrolled_to(lab: Lab) -> None:
     assert "is not on the page" in (lab.one(seen, "scroll_to_text", text="no such words").error or "")
     assert lab.js("scrollY") == 0
     assert lab.one(seen, "scroll_to_text", text="A note in the frame").error is None
-    inner = "frame.getBoundingClientRect().top + frame.contentDocument.getElementById('note').getBoundingClientRect().top"
+    inner = "frame.getBoundingClientRect().top + frame.contentDocument.getElementById('note').getBoundingClientRect().top"  # noqa: E501
     assert 0 <= lab.js(inner) <= 470
     assert [node.in_viewport for node in lab.see().nodes if node.text == "A note in the frame"] == [True]
 

@@ -22,8 +22,8 @@ def test_what_a_click_is_for_gets_an_index(lab: Lab) -> None:
     seen = lab.open("controls.html")
     named = [(node.tag, node.text) for node in seen.nodes if node.index is not None]
     assert named == [
-        ("input", "Your name"), ("input", ""), ("textarea", ""), ("select", ""), ("button", "Apply"), ("button", "Soon"), ("a", "Linked words"),
-        ("label", "Agree"), ("input", "Plain"), ("p", "Heard text"), ("button", "One"), ("button", "Two"), ("div", "Essay"), ("div", "Role box"),
+        ("input", "Your name"), ("input", ""), ("textarea", ""), ("select", ""), ("button", "Apply"), ("button", "Soon"), ("a", "Linked words"),  # noqa: E501
+        ("label", "Agree"), ("input", "Plain"), ("p", "Heard text"), ("button", "One"), ("button", "Two"), ("div", "Essay"), ("div", "Role box"),  # noqa: E501
         ("canvas", ""), ("button", "Under glass"), ("button", "Below the fold"),
     ]  # fmt: skip
     assert [node.index for node in seen.nodes if node.index is not None] == list(range(1, len(named) + 1))
@@ -108,7 +108,7 @@ def test_frames_and_shadow_roots_are_read_in_place(lab: Lab) -> None:
     """
     seen = lab.open("frames.html")
     assert [(node.tag, node.marker) for node in seen.nodes if node.marker] == [
-        ("iframe", "iframe"), ("iframe", "iframe"), ("my-open", "shadow-open"), ("my-deep", "shadow-open"), ("my-closed", "shadow-closed"),
+        ("iframe", "iframe"), ("iframe", "iframe"), ("my-open", "shadow-open"), ("my-deep", "shadow-open"), ("my-closed", "shadow-closed"),  # noqa: E501
     ]  # fmt: skip
     assert texts(seen) == [
         "Above the frames",

@@ -185,7 +185,7 @@ def test_the_adapter_file_has_the_common_layout(tmp_path):
 
 
 def test_bfloat16_base_keeps_float32_adapters():
-    """Adapters stay float32 on a bfloat16 base, the output is bfloat16, and merging leaves the base's bytes."""
+    """Adapters stay float32 on a bfloat16 base, the output is bfloat16, merging leaves the base's bytes."""
     base = torch.nn.Sequential(torch.nn.Linear(8, 8))
     wrapped = torch.nn.ModuleDict(
         {

@@ -1,6 +1,6 @@
 """The count of scripts/pages_sample.py agrees with observe.js on a page of all kinds of controls, and would tell
 a missing index and a needless one.
-"""
+"""  # noqa: E501
 
 from pathlib import Path
 from typing import Any

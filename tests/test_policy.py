@@ -82,7 +82,10 @@ def test_the_template_is_the_papers(pictures):
     ]
     ids = POLICY.encode_prompt(messages, root).ids
     pads = "<|image_pad|>" * image_tokens(160, 96, SMALL_PROMPT)
-    expected = f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>Buy it.\n<|im_end|>\n<|im_start|>assistant\n"
+    expected = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
+        f"<|vision_start|>{pads}<|vision_end|>Buy it.\n<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert POLICY.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == expected
     assert ids.tolist() == POLICY.tokenizer(expected)["input_ids"]
     assert POLICY.prompt_length(messages) == len(ids)
@@ -217,8 +220,8 @@ def test_chunked_logprobs_equal_full_ones(monkeypatch):
 
 
 def test_recomputed_layers_give_the_same_gradients(pictures):
-    """Activation checkpointing runs every decoder layer once more in backward and changes no bit, in a copy of
-    the model as well; without gradient nothing is recomputed.
+    """Activation checkpointing runs every decoder layer once more in backward and changes no bit, in a copy
+    of the model as well; without gradient nothing is recomputed.
     """
     root, (wide, _) = pictures
     plain, recomputing = tiny_policy(std=0.05), tiny_policy(std=0.05)

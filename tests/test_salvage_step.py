@@ -444,7 +444,7 @@ def test_a_step_is_repeatable(wavering):
     assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
-# ------------------------------------------------------------------------- what no step may get wrong silently
+# ------------------------------------------------------------------------ what no step may get wrong silently
 
 
 def stirred(policy):
@@ -462,7 +462,7 @@ def drawn_groups(policy, states, config, **place):
 
 
 def test_the_reference_is_the_policy_without_adapters(policy):
-    """Before the first update of a step the KL against the reference is above 0 once adapters do something."""
+    """Before the first update the KL against the reference is above 0 once adapters do something."""
     config = dataclasses.replace(SMALL, mini_batch=4)
     values, _ = rl_step(
         stirred(policy), ALONE, wrong_states(policy), optimizer_of(policy), config, step=0, position=0
@@ -604,7 +604,7 @@ def test_sizes_that_cannot_train_are_refused():
 
 
 def test_the_sampled_groups_are_handed_out(policy):
-    """Whoever wants to write rollouts down gets all generated groups."""
+    """Whoever wants to write rollouts down gets all generated groups, with every answer and its reason."""
     kept = []
     values, _ = rl_step(
         policy,
@@ -617,6 +617,11 @@ def test_the_sampled_groups_are_handed_out(policy):
         keep=kept.extend,
     )
     assert len(kept) == values["generated"]
+    for group in kept:
+        told = group.described()
+        assert (told["state"], told["gate"]) == (group.state.name, group.gate.cell)
+        assert [rollout["reward"] for rollout in told["rollouts"]] == [found.value for found in group.rewards]
+        assert all(rollout["text"] and rollout["why"] for rollout in told["rollouts"])
 
 
 # ------------------------------------------------------------------------------------------------ token spans

@@ -22,7 +22,7 @@ GREEDY = Decoding(temperature=0.0)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A policy that ends its answers now and then, and four prompts of different lengths, two with a picture."""
+    """A policy that ends some answers, and four prompts of different lengths, two with a picture."""
     root = tmp_path_factory.mktemp("run")
     PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)).save(
         root / "a.png"
@@ -71,7 +71,7 @@ def test_greedy_equals_the_full_forward(world):
 
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(temperature=0.7, top_p=0.8, top_k=20), GREEDY])
 def test_logprobs_equal_the_trainers(world, decoding):
-    """Recorded log-probabilities are those that the trainer computes, at their temperature, before any filter."""
+    """Recorded log-probabilities are those of the trainer, at their temperature, before any filter."""
     policy, prompts = world
     for prompt, rollouts in zip(
         prompts,
@@ -124,15 +124,15 @@ def test_a_limit_cuts_and_nothing_else(world):
     """A shorter limit gives the beginning of the longer answer; limits may differ from prompt to prompt."""
     policy, prompts = world
     longer = sample(policy, prompts, n=1, max_new_tokens=14, seeds=range(4))
-    for (long,), (cut,), limit in zip(
+    for (long,), (short,), limit in zip(
         longer,
         sample(policy, prompts, n=1, max_new_tokens=[2, 14, 1, 5], seeds=range(4)),
         [2, 14, 1, 5],
         strict=True,
     ):
-        assert torch.equal(cut.ids, long.ids[:limit])
-        assert cut.finish_reason == ("stop" if policy.end_id in cut.ids else "length")
-        assert cut.text == policy.decode(cut.ids)
+        assert torch.equal(short.ids, long.ids[:limit])
+        assert short.finish_reason == ("stop" if policy.end_id in short.ids else "length")
+        assert short.text == policy.decode(short.ids)
 
 
 def test_an_answer_ends_at_its_end_token(world):

@@ -10,6 +10,8 @@ from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.engine.serve import CheckpointPolicy
 from rmsweb.records import Image, Message, Text
 
+EVALUATION = Decoding(temperature=0.7, top_p=0.8, top_k=20)
+
 
 def ask(text):
     return [Message(role="user", parts=(Text(tag="task", text=text),))]
@@ -18,7 +20,8 @@ def ask(text):
 def test_concurrent_requests_share_a_batch_and_get_their_own_answers(tmp_path, monkeypatch):
     """Twelve requests at once make few batches; each answer is that of its prompt and seed alone."""
     model = tiny_policy()
-    served = CheckpointPolicy(model, tmp_path, window_s=0.05)
+    served = CheckpointPolicy(model, tmp_path, EVALUATION)
+    monkeypatch.setattr(serve, "WINDOW_S", 0.05)
     batches = []
 
     def counted(policy, prompts, **options):
@@ -44,7 +47,7 @@ def test_concurrent_requests_share_a_batch_and_get_their_own_answers(tmp_path, m
             n=1,
             max_new_tokens=4 + i % 3,
             seeds=[i],
-            decoding=Decoding(temperature=0.7, top_p=0.8, top_k=20),
+            decoding=EVALUATION,
         )
         assert reply.text == rollout.text
         assert (reply.prompt_tokens, reply.completion_tokens, reply.finish_reason) == (
@@ -55,11 +58,12 @@ def test_concurrent_requests_share_a_batch_and_get_their_own_answers(tmp_path, m
         assert reply.model == "tiny"
 
 
-def test_a_bad_request_fails_alone(tmp_path):
+def test_a_bad_request_fails_alone(tmp_path, monkeypatch):
     """A request whose picture is missing raises for its asker; its neighbours and later requests are
     answered.
     """
-    served = CheckpointPolicy(tiny_policy(), tmp_path, max_batch=2)
+    monkeypatch.setattr(serve, "MAX_BATCH", 2)
+    served = CheckpointPolicy(tiny_policy(), tmp_path, EVALUATION)
     gone = [Message(role="user", parts=(Image(path="gone.png", sha256="", width=8, height=8),))]
 
     async def everybody():
@@ -79,7 +83,7 @@ def test_a_bad_request_fails_alone(tmp_path):
 
 def test_an_impossible_batch_is_an_error_for_its_askers(tmp_path):
     """A failure of the whole batch reaches those who asked, and serving goes on."""
-    served = CheckpointPolicy(tiny_policy(), tmp_path)
+    served = CheckpointPolicy(tiny_policy(), tmp_path, EVALUATION)
 
     async def run():
         with pytest.raises(ValueError, match="limits"):

@@ -90,6 +90,10 @@ FAR = [
     ("https://a.com/x?y=1", "https://a.com/x?y=2"),
     # what follows a digit is part of the number
     ("1990s", "1990"),
+    (
+        "a big old red wooden house, garden, pool, tower and chimney of the 1990s",
+        "a big old red wooden house, garden, pool, tower and chimney of 1990",
+    ),
     ("100s", "100"),
     ("10²", "102"),
     ("20%", "20"),

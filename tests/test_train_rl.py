@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from rmsweb.config import flat
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.jsonl import RecordError, write_json
 from rmsweb.prompt import load_prompt_config
+from rmsweb.salvage.gating import CELLS
 
 ROOT = Path(train_rl.__file__).parent
 
@@ -150,6 +152,11 @@ def test_trains_and_writes_a_run_folder(world, tmp_path):
     for name in ("checkpoint-best", "checkpoint-last"):
         assert PolicyModel.load(out / name).prompt_config == SMALL_PROMPT
     assert (out / "adapter/adapter_config.json").exists()
+    sampled = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+    assert [group["step"] for group in sampled] == [1] * rows[0]["generated"]
+    assert Counter(group["gate"] for group in sampled) == Counter(
+        {cell: sum(cells[cell] for cells in rows[0]["cells"].values()) for cell in CELLS}
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +171,8 @@ def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, mo
         "import json, pathlib, sys\n"
         "flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
         "out = pathlib.Path(flags['--out'])\n"
-        "assert flags['--split'] == 'dev' and flags['--runs'] == '2' and (pathlib.Path(flags['--policy']) / 'model.safetensors').exists()\n"
+        "assert flags['--split'] == 'dev' and flags['--runs'] == '2'\n"
+        "assert (pathlib.Path(flags['--policy']) / 'model.safetensors').exists()\n"
         "out.mkdir(parents=True)\n"
         f"value = dict(zip(('step0', 'step2', 'step4'), {successes}))[out.name]\n"
         "(out / 'summary.json').write_text(json.dumps({'pass1': value}))\n"
@@ -225,9 +233,14 @@ def test_mined_states_are_samples_too(world, tmp_path):
 
 def test_resume_equals_an_uninterrupted_run(world, tmp_path):
     """A run whose last steps are lost goes on from its state to the same weights and statistics."""
-    run(world, tmp_path / "whole")
-    run(world, tmp_path / "cut", "--max-steps", 2)
-    run(world, tmp_path / "cut", "--resume")
+    every = ("--rollouts-every", 2)
+    run(world, tmp_path / "whole", *every)
+    run(world, tmp_path / "cut", *every, "--max-steps", 2)
+    with open(tmp_path / "cut" / "rollouts.jsonl", "a") as file:
+        file.write('{"step": 3, "state": "x"}\n{"step": 3, "sta')  # a killed writer's rest
+    run(world, tmp_path / "cut", *every, "--resume")
+    rollouts = [(tmp_path / name / "rollouts.jsonl").read_bytes() for name in ("whole", "cut")]
+    assert rollouts[0] == rollouts[1]
     whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     assert steps(tmp_path / "cut") == steps(tmp_path / "whole")

@@ -42,7 +42,7 @@ SCHEMA = """\
 - read_file(file_name: str): read a file
 - execute_js(code: str): run JavaScript in the page
 - done(text: str, success: bool, files_to_display: list = []): finish: the answer, and whether the task was fully done
-"""
+"""  # noqa: E501
 
 # What the schema does not show.
 _PASSIVE = {"go_back", "wait", "scroll"}

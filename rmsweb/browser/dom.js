@@ -57,7 +57,7 @@ window.open = function (...args) { state.opened += 1; return openWindow.apply(wi
 
 const adopt = (host, root) => { roots.set(host, root); observer.observe(root, WATCHED); };
 const shadow = (el) => el.shadowRoot || roots.get(el) || null;
-const listens = (el) => list(listeners.get(el)?.values() ?? []).some((callbacks) => callbacks.size);
+const listens = (el) => listeners.has(el) && list(listeners.get(el).values()).some((callbacks) => callbacks.size);
 
 // --------------------------------------------------------------------------------------------- node identity
 const token = list(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
@@ -122,9 +122,9 @@ const control = (el) => (el.localName === "label" ? el.control : null);
 // Rectangles are [left, top, right, bottom] in CSS px of this frame's viewport.
 const edges = (r) => [r.left, r.top, r.right, r.bottom];
 const boxOf = (place) => edges(place.getBoundingClientRect());
-const meet = (a, b) => a.map((edge, i) => (i < 2 ? Math.max : Math.min)(edge, b[i]));
+const meet = (a, b) => [Math.max(a[0], b[0]), Math.max(a[1], b[1]), Math.min(a[2], b[2]), Math.min(a[3], b[3])];
 const sizeOf = (r) => [r[2] - r[0], r[3] - r[1]];
-const has = (r) => sizeOf(r).every((length) => length > 1);
+const has = (r) => r[2] - r[0] > 1 && r[3] - r[1] > 1;
 const overlap = (a, b) => has(meet(a, b));
 const areaOf = (r) => { const [width, height] = sizeOf(r); return width * height; };
 const view = () => [0, 0, window.innerWidth, window.innerHeight];

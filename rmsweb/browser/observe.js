@@ -15,6 +15,7 @@ const NAMES = wordsIn(`
   aria-placeholder aria-haspopup aria-invalid aria-autocomplete aria-disabled pattern min max minlength
   maxlength step accept autocomplete inputmode contenteditable`);
 const CLICKABLE = "button, select, textarea, summary, canvas, a[href], audio[controls], video[controls]";
+const CHILDLESS = setOf("iframe frame select textarea input canvas audio video");
 const unseen = (el) => { // also if it is only clipped away, as libraries do to what they draw themselves
   const r = el.getBoundingClientRect(), { clip, clipPath, pointerEvents } = getComputedStyle(el);
   return r.width <= 1 || r.height <= 1 || clip.startsWith("rect(0px, 0px") || /^inset\((50|100)%/.test(clipPath)
@@ -87,10 +88,10 @@ const opaque = (hit, el) => {
 // ---------------------------------------------------------------------------------------------- the one pass
 let previous = null; // numbers of what had an index in the pass before
 // `place` of a frame: {x, y, scale} in the top viewport, `clip`: its visible part, `covered`: nothing of it
-// can be clicked. null: this is the top document.
+// can be clicked. The top document's is empty.
 const observe = (place) => {
   const lines = [], seen = new Set(), range = document.createRange(), frame = view();
-  const { x: dx, y: dy, scale, clip: part, covered } = place ?? { x: 0, y: 0, scale: 1, clip: frame, covered: false };
+  const { x: dx = 0, y: dy = 0, scale = 1, clip: part = frame, covered = false } = place;
   const clip = meet(part, frame), reach = [frame[0], frame[1] - MARGIN, frame[2], frame[3] + MARGIN];
   let sealed = false; // an element shows something that is not in the tree: a closed root of the HTML itself
   const stats = { links: 0, interactive: 0, iframes: 0, scrolls: 0, open: 0, closed: 0, images: 0, total: 0 };
@@ -131,7 +132,7 @@ const observe = (place) => {
 
   // Scroll container -> [pages above, pages below]; null if there is nothing to scroll.
   const scroller = (el, style) => {
-    if (is(el, "html, body, textarea, select, input") || !/auto|scroll/.test(style.overflowY)) return null;
+    if (!/auto|scroll/.test(style.overflowY) || is(el, "html, body, textarea, select, input")) return null;
     const height = el.clientHeight, more = el.scrollHeight - height;
     if (height <= 20 || more <= 4) return null;
     return [el.scrollTop / height, Math.max(0, more - el.scrollTop) / height].map((n) => round(n, 100));
@@ -142,8 +143,7 @@ const observe = (place) => {
     const apart = modal !== null && !within(el, modal) && !within(modal, el);
     const next = { ...ctx, opacity, hidden: style.visibility !== "visible", pointer: style.cursor === "pointer",
       inert: ctx.inert || el.inert || el.getAttribute("aria-hidden") === "true" || apart };
-    const boxless = is(el, "html, body") || /^(inline|contents)$/.test(style.display);
-    if (style.overflowX !== "visible" && !boxless) {
+    if (style.overflowX !== "visible" && !is(el, "html, body") && !/^(inline|contents)$/.test(style.display)) {
       const more = (overflow) => (overflow === "auto" || overflow === "scroll" ? MARGIN : 0);
       const mx = more(style.overflowX), my = more(style.overflowY);
       next.clip = meet(next.clip, box);
@@ -206,7 +206,7 @@ const observe = (place) => {
     if (pages) stats.scrolls += 1;
     if (framed) stats.iframes += 1;
     if (root) stats[el.shadowRoot ? "open" : "closed"] += 1;
-    if (is(el, "iframe, frame, select, textarea, input, canvas, audio, video")) return;
+    if (CHILDLESS.has(tag)) return;
 
     const at = lines.length;
     children(el, next);

@@ -98,9 +98,7 @@ class _Reader:
     indices: int = 0
     frames_read: int = 0
 
-    async def frame(
-        self, frame: Frame, place: dict[str, Any] | None = None, depth: int = 0, level: int = 0
-    ) -> Report:
+    async def frame(self, frame: Frame, place: dict[str, Any], depth: int = 0, level: int = 0) -> Report:
         """Read a frame and those inside it; return the frame's own report."""
         text = await frame.evaluate(_OBSERVE, place)
         if text is None:  # a document that was there before the script
@@ -164,7 +162,7 @@ async def read_page(page: Page, book: FrameBook, mask: Callable[[str], str]) -> 
     """
     book.number(page.main_frame)
     reader = _Reader(book, mask)
-    report = await reader.frame(page.main_frame)
+    report = await reader.frame(page.main_frame, {})
     scroll, height = report["scroll"], max(1, report["height"])
     return Observation(
         url=page.url,

@@ -6,19 +6,20 @@ causally. No T x T mask is ever built: with flash-attn on a GPU the segments are
 varlen kernel, whose causal mask is aligned at the end of the keys; elsewhere they are a loop of SDPA calls
 over slices of the row. Log-probabilities and gradients equal those of n separate sequences (tested).
 
-Shapes: B batch, T tokens, H query heads, h key/value heads, d head dimension, P prompt, R response, n answers.
+Shapes: B batch, T tokens, H query heads, h key/value heads, d head dimension, P prompt, R response, n
+answers.
 
 ours: short answers of one bundle share one SDPA call with a small block mask, because a call costs more than
 the masked pairs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AttentionInterface
 
 try:
@@ -65,6 +66,21 @@ def use_segment_attention(text_config: Any) -> None:
     text_config._attn_implementation = NAME
 
 
+def cut(numbers: Iterable[int], size: Callable[[list[int]], int], budget: int) -> list[list[int]]:
+    """Cut a sequence into runs of at most `budget` each; a single number may exceed it.
+
+    >>> cut([3, 1, 1, 2, 9, 1], sum, 4)
+    [[3, 1], [1, 2], [9], [1]]
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and size([*runs[-1], number]) <= budget:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
 class _Call(NamedTuple):
     """One call of SDPA. The row is cut into pieces, and each piece is the queries of one call."""
 
@@ -101,36 +117,28 @@ class PackLayout:
         device: torch.device | str = "cpu",
         keep: Keep | None = None,
     ) -> None:
-        if not bundles or any(prompt < 1 or min(answers, default=1) < 1 for prompt, answers in bundles):
-            raise ValueError(
-                f"a pack needs a prompt, and prompts and answers of at least one token; found {list(bundles)}"
-            )
-        self.bundles = bundles
-        self.num_tokens = sum(prompt + sum(answers) for prompt, answers in bundles)
+        sizes = [size for prompt, answers in bundles for size in (prompt, *answers)]
+        if min(sizes, default=0) < 1:
+            raise ValueError(f"a pack needs a prompt, and at least one token of each part; found {bundles}")
+        self.bundles, self.num_tokens = bundles, sum(sizes)
         self.device, self.keep = torch.device(device), keep
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attend within the segments: query [1, H, T, d], key and value [1, h, T, d] -> [1, T, H, d]."""
         if self.keep is not None:
             self.keep(layer, key[0], value[0])
-        half = query.dtype in (torch.bfloat16, torch.float16)
-        if query.is_cuda and flash_attn_varlen_func is not None and half:
+        if query.is_cuda and flash_attn_varlen_func is not None and query.dtype != torch.float32:
             return self._flash(query, key, value, scale)
         sizes = [call.queries for call in self._calls]
         queries, keys, values = (x.split(sizes, dim=2) for x in (query, key, value))
-        parts = []
+        out = []
         for q, call in zip(queries, self._calls, strict=True):
-            # a piece that sees itself alone is not copied
-            k, v = (
-                torch.cat([x[i] for i in call.pieces], 2) if len(call.pieces) > 1 else x[call.pieces[0]]
-                for x in (keys, values)
-            )
-            grouped = q.shape[1] != k.shape[1]
-            out = scaled_dot_product_attention(
-                q, k, v, call.mask, is_causal=call.mask is None, scale=scale, enable_gqa=grouped
-            )
-            parts.append(out.transpose(1, 2))
-        return torch.cat(parts, 1)
+            seen = ([x[i] for i in call.pieces] for x in (keys, values))
+            k, v = (torch.cat(x, 2) if len(x) > 1 else x[0] for x in seen)  # a single piece is not copied
+            plain, grouped = call.mask is None, q.shape[1] != k.shape[1]
+            part = sdpa(q, k, v, call.mask, is_causal=plain, scale=scale, enable_gqa=grouped)
+            out.append(part.transpose(1, 2))
+        return torch.cat(out, 1)
 
     @cached_property
     def _calls(self) -> list[_Call]:
@@ -141,10 +149,7 @@ class PackLayout:
             if len(waiting) == 1:  # an only answer continues its prompt: one causal sequence
                 prompt += waiting.pop()
             calls.append(_Call(prompt, (context,), None))
-            while waiting:
-                merged = [waiting.pop(0)]
-                while waiting and sum(merged) + waiting[0] <= MERGE_TOKENS:
-                    merged.append(waiting.pop(0))
+            for merged in cut(waiting, sum, MERGE_TOKENS):
                 own = torch.block_diag(*(torch.ones(r, r, dtype=torch.bool).tril() for r in merged))
                 mask = torch.cat([own.new_ones(len(own), prompt), own], 1).to(self.device)
                 calls.append(_Call(len(own), (context, len(calls)), mask))
@@ -153,22 +158,21 @@ class PackLayout:
     @cached_property
     def _segments(self) -> _Segments:
         """The segments of the row: a prompt's keys are itself, an answer's are its prompt and itself."""
-        keys, query_lengths, key_lengths, start = [], [], [], 0
+        keys, lengths, start = [], [], 0
         for prompt, answers in self.bundles:
             context = torch.arange(start, start + prompt)
             for number, length in enumerate((prompt, *answers)):
                 own = torch.arange(start, start + length)
-                seen = torch.cat([context, own]) if number else own
-                keys.append(seen)
-                query_lengths.append(length)
-                key_lengths.append(len(seen))
+                keys.append(torch.cat([context, own]) if number else own)
+                lengths.append(length)
                 start += length
+        key_lengths = [len(index) for index in keys]
         query_ends, key_ends = (
-            torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32)
-            for lengths in (query_lengths, key_lengths)
+            torch.tensor([0, *x]).cumsum(0).to(self.device, torch.int32) for x in (lengths, key_lengths)
         )
-        index = torch.cat(keys).to(self.device)
-        return _Segments(index, query_ends, key_ends, max(query_lengths), max(key_lengths))
+        return _Segments(
+            torch.cat(keys).to(self.device), query_ends, key_ends, max(lengths), max(key_lengths)
+        )
 
     def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attend by flash-attn's varlen kernel; the same shapes as `attend`."""

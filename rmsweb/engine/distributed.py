@@ -15,19 +15,19 @@ rank reads only its own slices of the checkpoint, so that no rank ever holds the
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,7 +35,9 @@ from torch.distributed.tensor import DTensor
 from rmsweb.config import Config, opt, rank, world_size
 from rmsweb.engine.lora import lora_layers, lora_parameters
 from rmsweb.engine.packing import dummy_pack
-from rmsweb.engine.policy import PolicyModel
+from rmsweb.engine.policy import PolicyModel, check_weights
+
+T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)  # of a collective: one rank may write a checkpoint while the others wait
 WHOLE_SHARE = 0.5  # largest share of a GPU's memory that whole weights may take while ranks sample
@@ -69,38 +71,38 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the (picklable) values of all ranks, in order of rank, on every rank."""
+        """Return the (picklable) values of all ranks, in order of rank, on every rank; all ranks wait."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
-    def agree(self, what: Mapping[str, Any]) -> None:
+    def merge(self, own: dict[Any, T]) -> dict[Any, T]:
+        """Return the entries of all ranks, sorted by key, on every rank; no two ranks have the same key."""
+        merged = {key: value for found in self.gather(own) for key, value in found.items()}
+        return {key: merged[key] for key in sorted(merged)}
+
+    def agree(self, what: dict[str, Any]) -> None:
         """Raise ValueError on every rank where an entry is not the same on all ranks.
 
         The error names the entry and two of its values.
         """
-        first, *others = self.gather(dict(what))
+        first, *others = self.gather(what)
         for number, other in enumerate(others, 1):
-            for name in sorted(first.keys() | other.keys()):
-                if first.get(name) != other.get(name):
+            for name in first:
+                if first[name] != other[name]:
                     raise ValueError(
-                        f"ranks disagree on {name}: {first.get(name)!r} on rank 0, {other.get(name)!r} on "
-                        f"rank {number}; start all of them with the same flags and data"
+                        f"ranks disagree on {name}: {first[name]!r} on rank 0, {other[name]!r} on rank "
+                        f"{number}; start all of them with the same flags and data"
                     )
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self.world_size > 1:
-            dist.barrier()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum the gradients of the parameters over the ranks; a missing one counts as zero.
 
         FSDP2 has averaged those of sharded weights already.
         """
-        plain: list[nn.Parameter] = []
+        plain: list[Tensor] = []
         for parameter in parameters:
             if parameter.grad is None:
                 # without pictures the vision tower has gradient zero, on one rank as on many
@@ -108,14 +110,13 @@ class Ranks:
             if isinstance(parameter, DTensor):
                 parameter.grad.mul_(self.world_size)
             else:
-                plain.append(parameter)
-        if self.world_size == 1:
-            return
-        # trained weights are all float32, so that one collective takes them together
-        flat = torch.cat([parameter.grad.reshape(-1) for parameter in plain if parameter.grad is not None])
-        dist.all_reduce(flat)
-        for parameter, part in zip(plain, flat.split([p.numel() for p in plain]), strict=True):
-            parameter.grad = part.view_as(parameter)
+                plain.append(parameter.grad)
+        if self.world_size > 1:
+            # trained weights are all float32, so that one collective takes them together
+            flat = torch.cat([gradient.reshape(-1) for gradient in plain])
+            dist.all_reduce(flat)
+            for gradient, part in zip(plain, flat.split([x.numel() for x in plain]), strict=True):
+                gradient.copy_(part.view_as(gradient))
 
 
 def _device(name: str) -> torch.device:
@@ -140,9 +141,8 @@ def ranks(device: str = "auto", threads: int = 0) -> Iterator[Ranks]:
     """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leave them at the end.
 
     One process needs nothing. `device` is auto (a GPU if there is one), cpu or cuda; `threads` are those of
-    torch, 0 for its default. Raises ValueError for an
-    impossible device or half an environment of torchrun; SystemExit with one line (exit code 1) on the ranks
-    that are left when another one has died.
+    torch, 0 for its default. Raises ValueError for an impossible device or half an environment of torchrun;
+    SystemExit with one line (exit code 1) on the ranks that are left when another one has died.
     """
     here, count, meeting = rank(), world_size(), os.environ.get("MASTER_ADDR", "")
     if here >= count or (count > 1 and not meeting):
@@ -164,7 +164,8 @@ def ranks(device: str = "auto", threads: int = 0) -> Iterator[Ranks]:
             raise
         first = str(error).splitlines()[0]
         raise SystemExit(
-            f"rank {here} of {count}: another rank has ended ({first}); --resume goes on from the newest state"
+            f"rank {here} of {count}: another rank has ended ({first}); --resume goes on from the newest "
+            "state"
         ) from None
     if count > 1:  # after an error the others may be gone, and leaving would wait for them
         dist.destroy_process_group()
@@ -183,26 +184,21 @@ def shard_policy(policy: PolicyModel, ranks: Ranks, compute_dtype: torch.dtype |
     """
     if ranks.world_size == 1:
         raise ValueError("--shard: there is one process; start several with torchrun, or leave it out")
-    model = policy.model
-    options: dict[str, Any] = {
-        "mesh": init_device_mesh(ranks.device.type, (ranks.world_size,)),
-        "ignored_params": {*lora_parameters(model).values(), *model.model.visual.parameters()},
-        "reshard_after_forward": True,  # so that parameters() are always the shards
-    }
-    if compute_dtype is not None:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, cast_forward_inputs=False)
-    for unit in (*model.model.language_model.layers, policy.scorer):
-        fully_shard(unit, **options)
-    model.to_empty(device=ranks.device)
+    model, device = policy.model, ranks.device
+    mesh = init_device_mesh(device.type, (ranks.world_size,))
+    replicated = {*lora_parameters(model).values(), *model.model.visual.parameters()}
+    cast = MixedPrecisionPolicy(param_dtype=compute_dtype, cast_forward_inputs=False)
+    for unit in (*policy.text.layers, policy.scorer):
+        # resharded after forward, so that parameters() are always the shards
+        fully_shard(unit, mesh=mesh, ignored_params=replicated, reshard_after_forward=True, mp_policy=cast)
+    model.to_empty(device=device)
     read_weights(model, policy.name)
-    policy.device = ranks.device
+    policy.device = device
     weights = sum(p.numel() * (compute_dtype or p.dtype).itemsize for p in model.parameters())
-    memory = None
-    if ranks.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(ranks.device).total_memory
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
     policy.by_layer = any(ranks.gather(samples_by_layer(weights, memory)))
     with torch.no_grad():  # the first forward settles which unit is the root
-        policy.scorer(dummy_pack(ranks.device))
+        policy.scorer(dummy_pack(device))
 
 
 def samples_by_layer(weights: int, memory: int | None) -> bool:
@@ -228,16 +224,12 @@ def read_weights(model: nn.Module, source: str) -> None:
     stored = reader.read_metadata().state_dict_metadata
     wanted = {name: parameter for name, parameter in model.named_parameters() if name not in fresh}
     tied = {"lm_head.weight"} - wanted.keys()  # a tied head has no name of its own
-    if wrong := sorted(wanted.keys() ^ (stored.keys() - tied)):
-        raise ValueError(
-            f"{folder}: the weights do not fit a Qwen3-VL: {', '.join(wrong[:3])} missing or unexpected "
-            f"({len(wrong)} in all)"
-        )
+    check_weights(folder, wanted.keys() ^ (stored.keys() - tied))
     for name, parameter in wanted.items():
-        found, expected = tuple(stored[name].size), tuple(parameter.shape)
+        found, expected = tuple(getattr(stored[name], "size", ())), tuple(parameter.shape)
         if found != expected:
             raise ValueError(f"{folder}: {name} has shape {found}, expected {expected}")
-    dcp.load(wanted, storage_reader=reader)
+    load_distributed(wanted, storage_reader=reader)
     for layer in lora_layers(model).values():
         layer.reset()
     for module in model.modules():
@@ -270,7 +262,7 @@ def unsharded(policy: PolicyModel) -> Iterator[None]:
         if not policy.by_layer:
             yield
             return
-        hook = policy.model.model.language_model.register_forward_pre_hook(vote)
+        hook = policy.text.register_forward_pre_hook(vote)
         try:
             yield
         finally:

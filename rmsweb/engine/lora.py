@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -38,11 +39,11 @@ _MLP = r"language_model\.layers\.\d+\.mlp\.(gate|up|down)_proj"
 _VISION_ATTENTION = r"visual\.blocks\.\d+\.attn\.(qkv|proj)"
 _VISION_MLP = r"visual\.blocks\.\d+\.mlp\.linear_fc[12]"
 _MERGERS = r"visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
-SCOPES: dict[Scope, tuple[str, ...]] = {
-    "language": (_ATTENTION, _MLP),
-    "all": (_ATTENTION, _MLP, _VISION_ATTENTION, _VISION_MLP, _MERGERS),
-    "attn": (_ATTENTION,),
-    "attn+vision": (_ATTENTION, _VISION_ATTENTION),
+SCOPES: dict[Scope, str] = {
+    "language": f"{_ATTENTION}|{_MLP}",
+    "all": f"{_ATTENTION}|{_MLP}|{_VISION_ATTENTION}|{_VISION_MLP}|{_MERGERS}",
+    "attn": _ATTENTION,
+    "attn+vision": f"{_ATTENTION}|{_VISION_ATTENTION}",
 }
 
 
@@ -62,11 +63,12 @@ class LoRALinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
-        device = base.weight.device
-        self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, dtype=torch.float32, device=device))
-        self.lora_B = nn.Parameter(torch.empty(base.out_features, rank, dtype=torch.float32, device=device))
+        empty = partial(torch.empty, dtype=torch.float32, device=base.weight.device)
+        self.lora_A = nn.Parameter(empty(rank, base.in_features))
+        self.lora_B = nn.Parameter(empty(base.out_features, rank))
         self.reset()
-        self.rank, self.alpha, self.dropout_p, self.enabled = rank, alpha, dropout_p, True
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
+        self.dropout_p, self.enabled = dropout_p, True
         self.training = base.training
 
     def reset(self) -> None:
@@ -77,11 +79,6 @@ class LoRALinear(nn.Linear):
         if not self.lora_A.is_meta:
             nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
             nn.init.zeros_(self.lora_B)
-
-    @property
-    def scale(self) -> float:
-        """The factor alpha / r."""
-        return self.alpha / self.rank
 
     def delta(self) -> Tensor:
         """Return what the adapter adds to the weight, [out, in] float32."""
@@ -130,7 +127,7 @@ def add_lora(
     if lora_layers(model):
         raise ValueError("lora: the model has adapters already; load a merged checkpoint")
     model.requires_grad_(False)
-    pattern = re.compile(rf"(.*\.)?({'|'.join(SCOPES[scope])})")
+    pattern = re.compile(rf"(.*\.)?({SCOPES[scope]})")
     targets = {
         name: module
         for name, module in model.named_modules()

@@ -1,8 +1,8 @@
 """Patches: a picture as Qwen3-VL's vision tower takes it, without torchvision.
 
-Purpose: the model sees a picture of H x W pixels as rows of patches (16 x 16 pixels); a square of 2 x 2 patches
-becomes one token. The numbers of this format travel with the checkpoint, in preprocessor_config.json, so that
-another server sees the same picture.
+Purpose: the model sees a picture as rows of patches (16 x 16 pixels); a square of 2 x 2 patches becomes one
+token. The numbers of this format travel with the checkpoint, in preprocessor_config.json, so that another
+server sees the same picture.
 """
 
 import json

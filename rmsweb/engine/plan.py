@@ -12,7 +12,6 @@ Shapes: T tokens of a pack, n rollouts, L decoder layers.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,6 @@ from rmsweb.engine.policy import LOGIT_CHUNK
 from rmsweb.engine.sampler import CACHE_BYTES, PREFILL_TOKENS, cache_bytes
 
 GIB = 2**30
-MEMORY = ("training", "sampling")  # tables in bytes
 SHAPES = Path(__file__).parent / "shapes"  # configurations of published sizes, without weights
 
 
@@ -77,6 +75,10 @@ def plan_memory(
     language = 2 * (total - vision)
     root = language - layer * text.num_hidden_layers  # embeddings, head, final norm
     gathered = root + 2 * layer if shard else 0  # one layer computes while the next arrives
+    tokens = max(sizes.token_budget, machine.prompt_tokens + sizes.response_budget)  # of the longest pack
+    inside, depth = tokens * _layer_bytes(text), text.num_hidden_layers
+    # for backward: all layers from the inside, or the input of every layer and one layer from the inside
+    kept = 2 * tokens * text.hidden_size * depth + inside if engine.recompute else inside * depth
     by_layer = samples_by_layer(2 * total, round(machine.gpu_gib * GIB))
     common = {
         "weights": 2 * vision + (language // machine.world_size if shard else language),
@@ -93,22 +95,13 @@ def plan_memory(
         "training": common
         | {
             "gathered weights": gathered,
-            "activations": _activations(text, machine, sizes, recompute=engine.recompute),
+            "activations": kept,
             "logits of a chunk": 3 * 4 * LOGIT_CHUNK,  # values, exponentials, gradient
         },
         "sampling": common
         | {"gathered weights": gathered if by_layer or not shard else language}
         | _decoding(text, machine, sizes),
     }
-
-
-def _activations(text: Any, machine: MachineConfig, sizes: Sizes, *, recompute: bool) -> int:
-    """Return the bytes that the longest pack keeps for backward."""
-    tokens = max(sizes.token_budget, machine.prompt_tokens + sizes.response_budget)
-    inside = tokens * _layer_bytes(text)
-    if recompute:  # the input of every layer, and one layer from the inside
-        return 2 * tokens * text.hidden_size * text.num_hidden_layers + inside
-    return inside * text.num_hidden_layers
 
 
 def _layer_bytes(text: Any) -> int:
@@ -131,29 +124,3 @@ def _decoding(text: Any, machine: MachineConfig, sizes: Sizes) -> dict[str, int]
     tokens = min(batch, max(1, PREFILL_TOKENS // length)) * length
     prefill = cache_bytes(text, dtype, 0, tokens, 0) + tokens * _layer_bytes(text)
     return {"key/value cache": batch * each, "prefill": prefill}
-
-
-def render(
-    name: str, machine: MachineConfig, sizes: Sizes, shard: bool, tables: Mapping[str, Mapping[str, float]]
-) -> str:
-    """Return a plan as text: memory in GiB, other tables as they are."""
-    placing = "sharded over" if shard else "replicated on"
-    lines = [
-        f"{name}, {placing} {machine.world_size} GPUs of {machine.gpu_gib:g} GiB; prompts of "
-        f"{machine.prompt_tokens} tokens, n={sizes.num_rollouts}"
-    ]
-    work = f"a step, with answers of {machine.response_tokens} tokens"
-    for title, table in tables.items():
-        if title not in MEMORY:
-            lines += ["", work if title == "work" else title]
-            lines += [f"  {key:<28}{round(value, 2):>16,}" for key, value in table.items()]
-            continue
-        total = sum(table.values())
-        lines += ["", f"memory of a GPU, {title} (GiB)"]
-        lines += [f"  {key:<28}{value / GIB:>16.1f}" for key, value in {**table, "total": total}.items()]
-        lines[-1] += "" if total < machine.gpu_gib * GIB else "   does not fit"
-        if shard and title == "sampling":
-            by_layer = table["gathered weights"] == tables["training"]["gathered weights"]
-            how = "gathers one layer at a time" if by_layer else "holds the whole weights on every GPU"
-            lines += ["", f"sampling {how}"]
-    return "\n".join(lines)

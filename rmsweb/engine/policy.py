@@ -13,7 +13,7 @@ Shapes: T tokens of a pack, N answer tokens of a pack, P prompt, R response, V v
 3. ours: the newline after the answer's <|im_end|> is not part of the answer; serving stops at <|im_end|>.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -103,8 +103,11 @@ class Scorer(nn.Module):
 def recompute_layers(model: Qwen3VLForConditionalGeneration) -> None:
     """Let every decoder layer recompute itself in backward; it does so in training mode."""
     text = model.model.language_model
-    text.activation_checkpointing_enable()
-    text.disable_input_require_grads()  # switched on above; recomputing without reentrance does not need it
+    if hasattr(text, "activation_checkpointing_enable"):  # the name since transformers 5.24
+        text.activation_checkpointing_enable()
+        text.disable_input_require_grads()  # switched on above; recomputing without reentrance needs none
+    else:
+        text.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class PolicyModel:
@@ -112,8 +115,9 @@ class PolicyModel:
 
     Attributes:
         model: Qwen3VLForConditionalGeneration with segment attention in its text model.
+        text: its text model.
         scorer: the module that training calls.
-        prompt_config: None where the checkpoint says nothing and none was given.
+        prompt_config: the given one, else the checkpoint's, else the default.
         by_layer: whether ranks that share the weights gather them a layer at a time while they sample.
     """
 
@@ -128,9 +132,9 @@ class PolicyModel:
         name: str = "",
     ) -> None:
         use_segment_attention(model.model.language_model.config)
-        self.model = model.to(device).eval()
+        self.model, self.text = model.to(device).eval(), model.model.language_model
         self.scorer, self.by_layer = Scorer(self.model), False
-        self.tokenizer, self.prompt_config, self.name = tokenizer, prompt_config, name
+        self.tokenizer, self.prompt_config, self.name = tokenizer, prompt_config or PromptConfig(), name
         self.device, self.pixel_format = torch.device(device), pixel_format or PixelFormat()
         self._control: dict[str, list[int]] = {}
         for token in CONTROL:
@@ -225,7 +229,7 @@ class PolicyModel:
         Pictures are read relative to `image_root`. Raises FileNotFoundError for a picture that is not there,
         ValueError for one that cannot be read.
         """
-        config = self.prompt_config or PromptConfig()
+        config = self.prompt_config
         return self._assemble(self._pieces(messages, lambda image: load_pixels(image, image_root, config)))
 
     def prompt_length(self, messages: Sequence[Message]) -> int:
@@ -233,7 +237,7 @@ class PolicyModel:
 
         Their recorded sizes are enough.
         """
-        config = self.prompt_config or PromptConfig()
+        config = self.prompt_config
         pieces = self._pieces(messages, lambda image: [0] * image_tokens(image.width, image.height, config))
         return sum(map(len, pieces))
 
@@ -252,8 +256,11 @@ class PolicyModel:
                     parts.append(part.text)
             parts += [self._control[IM_END], "\n"]
         parts += [self._control[IM_START], "assistant\n"]
-        for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
-            yield from [self._tokens("".join(run))] if is_text else run
+        for kind, run in groupby(parts, type):
+            if kind is str:
+                yield self._tokens("".join(map(str, run)))
+            else:
+                yield from (part for part in run if not isinstance(part, str))
 
     def _assemble(self, pieces: Iterable[list[int] | np.ndarray]) -> EncodedPrompt:
         """Lay out tokens, positions (mRoPE) and patches.
@@ -316,9 +323,8 @@ class PolicyModel:
         transformers_logging.disable_progress_bar()
         self.model.save_pretrained(folder, state_dict=state)
         self.tokenizer.save_pretrained(folder)
-        self.pixel_format.write(folder, self.prompt_config or PromptConfig())
-        if self.prompt_config is not None:
-            write_json(folder / "prompt_config.json", self.prompt_config)
+        self.pixel_format.write(folder, self.prompt_config)
+        write_json(folder / "prompt_config.json", self.prompt_config)
 
 
 def _load_model(source: str | Path, dtype: torch.dtype, *, empty: bool) -> Qwen3VLForConditionalGeneration:
@@ -339,9 +345,15 @@ def _load_model(source: str | Path, dtype: torch.dtype, *, empty: bool) -> Qwen3
     model, info = Qwen3VLForConditionalGeneration.from_pretrained(
         source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
     )
-    if wrong := sorted([*info["missing_keys"], *info["unexpected_keys"]]):
+    check_weights(source, {*info["missing_keys"], *info["unexpected_keys"]})
+    return model
+
+
+def check_weights(source: str | Path, wrong: Collection[str]) -> None:
+    """Raise ValueError where tensors of a checkpoint are missing or too many."""
+    if wrong:
+        names = ", ".join(sorted(wrong)[:3])
         raise ValueError(
-            f"{source}: the weights do not fit a Qwen3-VL: {', '.join(wrong[:3])} missing or unexpected "
+            f"{source}: the weights do not fit a Qwen3-VL: {names} missing or unexpected "
             f"({len(wrong)} in all)"
         )
-    return model

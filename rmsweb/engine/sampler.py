@@ -17,7 +17,7 @@ query heads of one of them, d head dimension, V vocabulary.
    at the temperature of RL, 1, these are what the trainer recomputes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rmsweb.engine.attention import cut
 from rmsweb.engine.packing import Bundle, EncodedPrompt, make_pack
 from rmsweb.engine.policy import PolicyModel
 
@@ -64,13 +65,12 @@ class RolloutCache:
     """
 
     def __init__(self, policy: PolicyModel, lengths: Sequence[int], n: int, max_new: int) -> None:
-        text = policy.model.model.language_model
-        layers, heads = text.config.num_hidden_layers, text.config.num_key_value_heads
-        batch, longest, size = len(lengths), max(lengths), text.config.head_dim
-        form: dict[str, Any] = {"dtype": text.dtype, "device": policy.device}
+        config, batch, longest = policy.text.config, len(lengths), max(lengths)
+        layers, heads, size = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        empty = partial(torch.zeros, dtype=policy.text.dtype, device=policy.device)
         self.lengths, self.n, self.step = list(lengths), n, 0
-        self.prompt = torch.zeros(layers, 2, batch, heads, longest, size, **form)  # [L, 2, B, h, P, d]
-        self.own = torch.empty(layers, 2, batch * n, heads, max_new, size, **form)  # [L, 2, B n, h, N, d]
+        self.prompt = empty(layers, 2, batch, heads, longest, size)  # [L, 2, B, h, P, d]
+        self.own = empty(layers, 2, batch * n, heads, max_new, size)  # [L, 2, B n, h, N, d]
         missing = torch.arange(longest) >= torch.tensor(self.lengths)[:, None]
         self.missing = missing[:, None, None].to(policy.device)  # [B, 1, 1, P]: behind a shorter prompt
 
@@ -167,21 +167,6 @@ def cache_bytes(config: Any, dtype: torch.dtype, n: int, prompt_tokens: int, max
     return per_token * (prompt_tokens + n * max_new_tokens)
 
 
-def cut(numbers: Iterable[int], size: Callable[[list[int]], int], budget: int) -> list[list[int]]:
-    """Cut a sequence into runs of at most `budget` each; a single number may exceed it.
-
-    >>> cut([3, 1, 1, 2, 9, 1], sum, 4)
-    [[3, 1], [1, 2], [9], [1]]
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and size([*runs[-1], number]) <= budget:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
-
-
 def sample(
     policy: PolicyModel,
     prompts: Sequence[EncodedPrompt],
@@ -205,17 +190,15 @@ def sample(
             f"sample: {len(prompts)} prompts x n={n} with {len(seeds)} seeds and limits {limits}: "
             "expected one seed a rollout, limits >= 1"
         )
-    text = policy.model.model.language_model
 
     def size(batch: list[int]) -> int:
-        """Return the bytes of a batch, padded to its longest prompt, which is its first, and longest limit."""
+        """Return the bytes of a batch, padded to its first prompt, the longest one, and longest limit."""
         prompt, limit = len(prompts[batch[0]]), max(limits[i] for i in batch)
-        return len(batch) * cache_bytes(text.config, text.dtype, n, prompt, limit)
+        return len(batch) * cache_bytes(policy.text.config, policy.text.dtype, n, prompt, limit)
 
     results: dict[int, list[Rollout]] = {}
-    longest_first = sorted(
-        range(len(prompts)), key=lambda i: -len(prompts[i])
-    )  # a batch is about equally long
+    # prompts of a batch are about equally long
+    longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     with policy.evaluating():
         for batch in cut(longest_first, size, CACHE_BYTES[policy.device.type]):
             own_prompts, own_limits = [prompts[i] for i in batch], [limits[i] for i in batch]
@@ -246,7 +229,7 @@ def _sample_batch(
 ) -> list[list[Rollout]]:
     """Sample one batch: prefill, then a token of every unfinished rollout at a time."""
     device, rollouts, longest = policy.device, len(prompts) * n, max(limits)
-    backbone, head = policy.model.model.language_model, policy.model.lm_head
+    backbone, head = policy.text, policy.model.lm_head
     cache = RolloutCache(policy, [len(prompt) for prompt in prompts], n, longest)
     logits = head(_prefill(policy, prompts, cache)).repeat_interleave(n, 0)  # [B n, V]
     uniform = uniforms(seeds, longest).to(device)
@@ -282,6 +265,6 @@ def _sample_batch(
     answers = []
     for row, end in enumerate(lengths.tolist()):
         own = ids[row, :end]
-        finish: Literal["stop", "length"] = "stop" if own[-1] == policy.end_id else "length"
-        answers.append(Rollout(own, logprobs[row, :end], policy.decode(own), finish))
+        text, stopped = policy.decode(own), own[-1] == policy.end_id
+        answers.append(Rollout(own, logprobs[row, :end], text, "stop" if stopped else "length"))
     return [answers[start : start + n] for start in range(0, rollouts, n)]

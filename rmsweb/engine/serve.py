@@ -17,7 +17,8 @@ from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.records import Message, Reply
 
-EVALUATION = Decoding(temperature=0.7, top_p=0.8, top_k=20)
+WINDOW_S = 0.01  # how long the first request of a batch waits for others
+MAX_BATCH = 64  # requests answered at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +35,11 @@ class CheckpointPolicy:
     Args:
         policy: the model; nobody else may use it while requests are open.
         image_root: folder that the pictures' paths are relative to (the run folder).
-        decoding: by default that of the evaluation (temperature 0.7, top-p 0.8, top-k 20).
-        window_s: how long the first request of a batch waits for others.
-        max_batch: requests answered at once.
+        decoding: how answers are sampled.
     """
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        image_root: Path,
-        *,
-        decoding: Decoding = EVALUATION,
-        window_s: float = 0.01,
-        max_batch: int = 64,
-    ) -> None:
+    def __init__(self, policy: PolicyModel, image_root: Path, decoding: Decoding) -> None:
         self.policy, self.image_root, self.decoding = policy, image_root, decoding
-        self.window_s, self.max_batch = window_s, max_batch
         self._waiting: list[_Request] = []
         self._task: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, "policy")
@@ -75,15 +65,15 @@ class CheckpointPolicy:
         """Answer batches until nobody waits."""
         loop = asyncio.get_running_loop()
         while self._waiting:
-            await asyncio.sleep(self.window_s)
-            batch, self._waiting = self._waiting[: self.max_batch], self._waiting[self.max_batch :]
+            await asyncio.sleep(WINDOW_S)
+            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
             job = loop.run_in_executor(self._worker, self._answer, batch)
             await asyncio.wait([job])
             failure = job.exception()  # of the whole batch
             for number, request in enumerate(batch):
+                reply = failure or job.result()[number]
                 if request.answer.done():  # its asker was cancelled
                     continue
-                reply = failure or job.result()[number]
                 if isinstance(reply, BaseException):
                     request.answer.set_exception(reply)
                 else:

@@ -7,19 +7,17 @@ and `evaluate`; the loss is theirs.
 
 Shapes: R tokens of an answer.
 
-1. ours: warm-up step s (from 0) has the rate peak x (s + 1) / W, so that the first step is not lost.
-2. ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
+ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
 """
 
 import hashlib
 import math
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +48,6 @@ from rmsweb.jsonl import RecordError, read_records
 from rmsweb.prompt import PromptConfig
 from rmsweb.records import MinedState, Split, StepSample
 from rmsweb.runs import RunWriter
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,28 +99,6 @@ def read_samples(
             yield sample, file.parent
 
 
-def read_data(
-    files: Sequence[Path],
-    policy: PolicyModel,
-    split: Split,
-    convert: Callable[[StepSample, Path], T | str],
-    kind: str,
-    watch: Callable[..., Iterable[tuple[StepSample, Path]]],
-) -> tuple[list[T], Counter[str]]:
-    """Return the converted samples of the files, and how many were left out for which reason.
-
-    `convert` returns an item or the reason to leave a sample out; `watch` shows the progress. Raises
-    ValueError where nothing of its `kind` is left.
-    """
-    assert policy.prompt_config is not None
-    samples = watch(read_samples(files, policy.prompt_config, split), label=f"{split} samples")
-    found = [convert(sample, root) for sample, root in samples]
-    items, left_out = [x for x in found if not isinstance(x, str)], [x for x in found if isinstance(x, str)]
-    if files and not items:
-        raise ValueError(f"{', '.join(map(str, files))}: no {kind} ({dict(Counter(left_out))})")
-    return items, Counter(left_out)
-
-
 def prepare_policy(
     config: TrainerConfig,
     ranks: Ranks,
@@ -149,8 +123,13 @@ def prepare_policy(
     )
     torch.manual_seed(seed)
     if lora.lora_rank:
-        sizes = {"rank": lora.lora_rank, "alpha": lora.lora_alpha, "dropout_p": lora_dropout}
-        add_lora(policy.model, **sizes, scope=lora.lora_scope)
+        add_lora(
+            policy.model,
+            rank=lora.lora_rank,
+            alpha=lora.lora_alpha,
+            dropout_p=lora_dropout,
+            scope=lora.lora_scope,
+        )
     if engine.recompute:
         recompute_layers(policy.model)
     if engine.shard:
@@ -207,24 +186,10 @@ def answer_logprobs(
             logprobs = policy.response_logprobs(row.pack).cpu()
             if row.answers:
                 own |= zip(row.answers, logprobs.split(row.pack.response_lengths), strict=True)
-    return {key: value for found in ranks.gather(own) for key, value in found.items()}
+    return ranks.merge(own)
 
 
 # ---------------------------------------------------------------------------------------------- optimizer
-
-
-def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) -> float:
-    """Return the learning rate of step `step` in [0, total).
-
-    It is linear over the first W = ceil(total x warmup_ratio) steps, then half a cosine down to 0.
-
-    >>> [round(cosine_with_warmup(step, 5, 1.0, 0.4), 3) for step in range(5)]
-    [0.5, 1.0, 1.0, 0.75, 0.25]
-    """
-    warmup = math.ceil(total * warmup_ratio)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
 class Optimizer:
@@ -241,8 +206,6 @@ class Optimizer:
         ranks: Ranks,
         rate: Callable[[int], float],
         config: OptimizerConfig = OptimizerConfig(),
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         self.parameters, self.ranks, self.rate, self.clip = list(parameters), ranks, rate, config.clip
         self.num_steps = 0
@@ -254,7 +217,7 @@ class Optimizer:
             {"params": members, "weight_decay": config.weight_decay * matrix}
             for (matrix, _), members in kinds.items()
         ]
-        self.adam = torch.optim.AdamW(groups, lr=rate(0), betas=betas, fused=True)
+        self.adam = torch.optim.AdamW(groups, lr=rate(0), fused=True)
 
     def step(self) -> tuple[float, float]:
         """Make one update from the accumulated gradients and clear them.
@@ -343,7 +306,6 @@ class Trainer:
     evaluate_first: bool = False  # whether the untrained weights take part
     data: Iterable[object] = ()  # what is trained on, in order
     may_differ: tuple[str, ...] = ()  # further flags that a resumed run may change
-    betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
         config, ranks = self.config, self.ranks
@@ -352,7 +314,7 @@ class Trainer:
         free = ("threads", "token_budget", "save_every", *self.may_differ)
         self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free)
         parameters = trained_parameters(self.policy).values()
-        self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer, betas=self.betas)
+        self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer)
         if not config.resume:
             return
         extra = load_training_state(config.out / "state", self.policy, self.optimizer.adam, ranks)

@@ -1,14 +1,12 @@
-"""The tiny base: a Qwen3-VL of the real class with about one million parameters, its word-level tokenizer,
-and its training by drills.
+"""The tiny base: a Qwen3-VL with about one million parameters, its tokenizer, and its training by drills.
 
-Purpose: stands where Qwen3-VL-8B-Instruct stands, so that the whole pipeline runs on a laptop. `python -m
-rmsweb.playground.base_model
---out DIR` rebuilds what is committed under `playground/base/`. It has never seen a page, a task or an entity
-of the playground in its role (see `drills`).
+Purpose: it takes the place of Qwen3-VL-8B-Instruct, so that the whole pipeline runs on a laptop. `python -m
+rmsweb.playground.base_model --out DIR` rebuilds what is committed under `playground/base/`. It has never seen
+a page, a task or an entity of the playground in its role (see `drills`).
 
-ours: everything. A word is one token wherever it stands: the space between two words is implied (dropped when
-encoding, put back when decoding), pieces of the state's and the answer's structure are single tokens. In
-every layer but the first the query projection starts as a copy of the key projection: a token then attends to
+ours: everything. A word is one token in every place: the space between two words is implied (dropped when
+encoding, put back when decoding), and pieces of the state's and the answer's structure are single tokens. In
+every layer but the first the query projection starts as a copy of the key projection. So a token attends to
 equal tokens from the start, without which look-up is not learned in minutes. Stages advance at a running
 accuracy on words and numbers; structure tokens weigh 0.2.
 """
@@ -51,17 +49,20 @@ SPECIAL = (
     "<|video_pad|>",
 )
 STRUCTURE = (
-    "user\n", "system\n", "assistant\n", "\n", "\t", "\n\t", "\n[", "[", "\n*[", "*[", "]<a />\n\t", "]<button />\n\t", "]<input name=", "]<select name=",
-    " value=", " />", "<browser_state>\nPage: ", "</browser_state>\n", "<history>\n", "</history>\n", "Task: ", "<guide>\n", "</guide>\n", "Warning: ",
-    '{"evaluation_previous_goal":"', '","memory":"', '","next_goal":"', '","action":[{"', "click_element_by_index", "input_text", "select_dropdown_option",
-    "done", "go_back", '":{"index":', "}}]}", ',"text":"', '"}}]}', '":{"text":"', '","success":true}}]}', '","success":false}}]}', '":{}}]}',
+    "user\n", "system\n", "assistant\n", "\n", "\t", "\n\t", "\n[", "[", "\n*[", "*[",
+    "]<a />\n\t", "]<button />\n\t", "]<input name=", "]<select name=", " value=", " />",
+    "<browser_state>\nPage: ", "</browser_state>\n", "<history>\n", "</history>\n", "Task: ",
+    "<guide>\n", "</guide>\n", "Warning: ",
+    '{"evaluation_previous_goal":"', '","memory":"', '","next_goal":"', '","action":[{"',
+    "click_element_by_index", "input_text", "select_dropdown_option", "done", "go_back",
+    '":{"index":', "}}]}", ',"text":"', '"}}]}', '":{"text":"', '","success":true}}]}',
+    '","success":false}}]}', '":{}}]}',
 )  # fmt: skip
 CLOSING = "<|im_end|>\n<|im_start|>assistant\n"
 STRUCTURE_WEIGHT = 0.2
 GATES = (0.8, 0.8, 0.8, 0.85)  # running accuracy that ends a stage
 REPLAY = 0.2  # share of a batch that comes from older stages
-# steps; look-up is found while the rate is still low (at 1e-3 from step 50 on it was not found in 1,600
-# steps)
+# steps; look-up is found while the rate is low (at 1e-3 from step 50 on it was not found in 1,600 steps)
 WARM_UP = 400
 PEAK_RATE = 1e-3
 BATCH = 16  # drills
@@ -70,8 +71,9 @@ BATCH = 16  # drills
 
 
 def build_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer over `words`, the numbers 0..99 and the structure tokens; unknown words become
-    <unk>.
+    """Return a word-level tokenizer over `words`, the numbers 0..99 and the structure tokens.
+
+    Unknown words become <unk>.
     """
     vocabulary = {token: i for i, token in enumerate(SPECIAL)}
     plain = ["<unk>", *(str(number) for number in range(NUM_VALUES)), *sorted(set(words) - {"done"})]
@@ -102,24 +104,28 @@ def build_model(
     kv_heads: int = 2,
     head_dim: int = 32,
 ) -> Qwen3VLForConditionalGeneration:
-    """Random weights (std 0.02) with q_proj = k_proj in every layer but the first."""
+    """Return a model with random weights (std 0.02), and q_proj = k_proj in every layer but the first."""
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
     third = head_dim // 6
     vocab = math.ceil(len(tokenizer) / 64) * 64
     config = Qwen3VLConfig(
         text_config={
-            "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, "head_dim": head_dim, "max_position_embeddings": 8192,
+            "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+            "head_dim": head_dim, "max_position_embeddings": 8192,
             "rope_parameters": {
-                "rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True, "mrope_section": [head_dim // 2 - 2 * third, third, third],
+                "rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True,
+                "mrope_section": [head_dim // 2 - 2 * third, third, third],
             },
         },
         vision_config={
-            "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
-            "out_hidden_size": hidden, "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
+            "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 16,
+            "temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": hidden,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
         },
-        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"], vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"], eos_token_id=ids["<|im_end|>"], pad_token_id=ids["<|endoftext|>"], tie_word_embeddings=True,
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+        eos_token_id=ids["<|im_end|>"], pad_token_id=ids["<|endoftext|>"], tie_word_embeddings=True,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = Qwen3VLForConditionalGeneration(config)
@@ -139,7 +145,7 @@ def build_model(
 
 
 def draw_pictures(folder: Path, config: PromptConfig, count: int, seed: int) -> list[Image]:
-    """Random boxes and bars, as big as the viewport: pictures that look like pages from afar and say nothing."""
+    """Draw boxes and bars at random on the viewport: they look like pages from afar and say nothing."""
     r, images = random.Random(seed), []
     (folder / "screenshots").mkdir(parents=True, exist_ok=True)
     width, height = config.viewport
@@ -163,16 +169,14 @@ def draw_pictures(folder: Path, config: PromptConfig, count: int, seed: int) -> 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DrillBatch:
-    """A pack of drills: `weights` [response tokens] is 0 for what is given, 0.2 for structure, 1 for words
-    and numbers.
-    """
+    """A pack of drills."""
 
     pack: Pack
-    weights: Tensor
+    weights: Tensor  # [N]: 0 for what is given, 0.2 for structure, 1 for words and numbers
 
 
 class DrillEncoder:
-    """Drills -> packs of token ids with weights."""
+    """Turns drills into packs of tokens with weights."""
 
     def __init__(self, policy: PolicyModel, folder: Path) -> None:
         self.policy, self.folder, self.tokenizer = policy, folder, policy.tokenizer
@@ -183,7 +187,7 @@ class DrillEncoder:
         )
 
     def page(self, drill: Drill) -> EncodedPrompt:
-        """The shared part without the closing of the user's turn."""
+        """Return the shared part without the closing of the user's turn."""
         prompt = self.policy.encode_prompt(drill.page, self.folder)
         n = self.num_closing
         return dataclasses.replace(
@@ -194,7 +198,7 @@ class DrillEncoder:
         )
 
     def turns(self, drill: Drill) -> tuple[list[list[int]], list[Tensor]]:
-        """Token ids and weights of every turn."""
+        """Return the token ids and weights of every turn."""
         middle, end = (CLOSING, "<|im_end|>") if drill.chat else ("", "")
         texts = [
             turn.tail + middle + turn.target + ("" if turn.given and not turn.target.endswith("}") else end)
@@ -224,7 +228,7 @@ class DrillEncoder:
 
 
 def accuracy(logprobs: Tensor, weights: Tensor) -> float:
-    """Share of words and numbers with a probability above one half (then they are what greedy decoding says)."""
+    """Return the share of words and numbers with a probability above one half, which greedy decoding says."""
     asked = weights == 1.0
     return (logprobs[asked] > math.log(0.5)).float().mean().item()
 
@@ -284,8 +288,9 @@ def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int
         save_every=sys.maxsize,
         best_by="",
         better=operator.gt,
-        betas=(0.9, 0.98),
     )
+    for group in trainer.optimizer.adam.param_groups:
+        group["betas"] = (0.9, 0.98)
     with trainer.folder:
         for values in trainer.run(step, dict, {"seed": seed}):
             if trainer.progress.step % 100 == 0:
@@ -293,7 +298,7 @@ def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Builds, trains and saves the base; prints its skills."""
+    """Build, train and save the base, and print its skills."""
     parser = argparse.ArgumentParser(
         prog="python -m rmsweb.playground.base_model",
         description="Rebuild the tiny base policy from generic drills.",

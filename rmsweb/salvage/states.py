@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rmsweb.browser.actions import parse_agent_output
-from rmsweb.engine.packing import EncodedPrompt
+from rmsweb.engine.packing import Bundle, EncodedPrompt, Packable
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Rollout
 from rmsweb.jsonl import dumps
@@ -37,6 +38,11 @@ class State:
     prompt_length: int  # tokens
     indices: frozenset[int]  # element indices that the prompt shows
     prompt_key: str  # hash of the prompt's content: equal for equal prompts, whatever they are called
+
+    @property
+    def name(self) -> str:
+        """The record's id."""
+        return self.sample.state_id if isinstance(self.sample, MinedState) else self.sample.sample_id
 
     @property
     def category(self) -> str:
@@ -77,12 +83,11 @@ def check_unique(states: Sequence[State]) -> None:
     """
     known: dict[str, State] = {}
     for state in states:
-        name = state.sample.state_id if isinstance(state.sample, MinedState) else state.sample.sample_id
-        other = known.setdefault(name, state)
+        other = known.setdefault(state.name, state)
         if (other.prompt_key, other.sample.target_text) != (state.prompt_key, state.sample.target_text):
             raise ValueError(
-                f"{name}: {other.root} and {state.root} hold different records of this name; collections "
-                "with different seeds or teachers cannot be mixed"
+                f"{state.name}: {other.root} and {state.root} hold different records of this name; "
+                "collections with different seeds or teachers cannot be mixed"
             )
 
 
@@ -122,6 +127,16 @@ class SampledGroup:
     rollouts: tuple[Rollout, ...]
     rewards: tuple[Reward, ...]
     gate: Gate
+
+    def described(self) -> dict[str, Any]:
+        """Return what a person wants to see: answers, rewards with their reasons, the verdict."""
+        rollouts = [
+            {"reward": reward.value, "why": reward.explanation, "text": rollout.text}
+            for rollout, reward in zip(self.rollouts, self.rewards, strict=True)
+        ]
+        target = self.state.sample.target_text
+        facts = {"state": self.state.name, "category": self.state.category, "gate": self.gate.cell}
+        return {**facts, "target": target, "rollouts": rollouts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +181,7 @@ class Prompts:
         """Return the encoded prompt of a state."""
         self.announce([state])
         return self._kept[state.prompt_key].result()
+
+    def packable(self, state: State, ids: Sequence[Tensor]) -> Packable:
+        """Return a state with some answers, whose prompt only the rank that packs it encodes."""
+        return Packable((state.prompt_length, tuple(map(len, ids))), lambda: Bundle(self(state), tuple(ids)))

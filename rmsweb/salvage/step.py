@@ -20,7 +20,7 @@ Deviations:
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ from rmsweb.config import Config, opt, part
 from rmsweb.engine import training
 from rmsweb.engine.distributed import Ranks, unsharded
 from rmsweb.engine.lora import disabled
-from rmsweb.engine.packing import Bundle, Packable
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Decoding, Rollout, sample
 from rmsweb.records import derive_seed
@@ -56,11 +55,6 @@ from rmsweb.salvage.states import GroupLogProbs, Prompts, SampledGroup, State
 DAPO_CLIP_HIGH = 0.28  # Clip-Higher of DAPO
 Report = Callable[[str], None]  # hears in words what a step is doing
 Keep = Callable[[Sequence[SampledGroup]], None]  # gets the sampled groups of a step
-T = TypeVar("T")
-
-
-def ignore(_: object) -> None:
-    """Take what nobody asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +135,8 @@ def rl_step(
     *,
     step: int,
     position: int,
-    report: Report = ignore,
-    keep: Keep = ignore,
+    report: Report = lambda text: None,
+    keep: Keep = lambda groups: None,
 ) -> tuple[dict[str, Any], int]:
     """Run one training step of Salvage-DS, the same on every rank.
 
@@ -275,13 +269,7 @@ def sample_rollouts(
         sampled = sample(
             policy, encoded, n=config.num_rollouts, max_new_tokens=config.response_budget, seeds=seeds
         )
-    return put_together(ranks, dict(zip(own, sampled, strict=True)))
-
-
-def put_together(ranks: Ranks, own: dict[int, T]) -> list[T]:
-    """Return the values of all ranks in order of their numbers; each number is one rank's."""
-    found = {number: value for share in ranks.gather(own) for number, value in share.items()}
-    return [found[number] for number in sorted(found)]
+    return list(ranks.merge(dict(zip(own, sampled, strict=True))).values())
 
 
 def score_and_gate(state: State, rollouts: Sequence[Rollout], config: StepConfig) -> SampledGroup:
@@ -339,14 +327,9 @@ def log_probs(
 
     All ranks share the work and get the same result. Packing changes nothing but speed.
     """
-    items = [packable(state, ids, prompts) for state, ids in answers]
+    items = [prompts.packable(state, ids) for state, ids in answers]
     found = training.answer_logprobs(policy, ranks, items, config.token_budget)
     return [[found[number, answer] for answer in range(len(ids))] for number, (_, ids) in enumerate(answers)]
-
-
-def packable(state: State, ids: Sequence[Tensor], prompts: Prompts) -> Packable:
-    """Return a state with some answers, whose prompt only the rank that packs it encodes."""
-    return Packable((state.prompt_length, tuple(map(len, ids))), lambda: Bundle(prompts(state), tuple(ids)))
 
 
 # ----------------------------------------------------------------------------------------------- 4. update
@@ -393,7 +376,7 @@ def update(
 
     Returns: the sums of `joint_loss` over all ranks, and the gradient norm before clipping.
     """
-    items = [packable(group.state, group.ids, prompts) for group in batch]
+    items = [prompts.packable(group.state, group.ids) for group in batch]
     num_tokens = None
     if config.objective.aggregation == "token-mean":
         # All rollout tokens of the mini-batch, over all ranks; the target is no part of DAPO's mean.
@@ -463,4 +446,4 @@ def greedy_rewards(
         number: score(answer.text, states[number].target, states[number].indices).value
         for number, (answer,) in zip(own, rollouts, strict=True)
     }
-    return put_together(ranks, found)
+    return list(ranks.merge(found).values())

@@ -1,12 +1,13 @@
 """The work of an RL step in advance: groups, packs, forward passes and tokens, for `train_rl.py --plan`.
 
-Purpose: it says what packing saves before a machine is rented. The packs are those that `engine.packing` would
-make of prompts and answers of given lengths.
+Purpose: it says what packing saves before a machine is rented. The packs are those that `engine.packing`
+would make of prompts and answers of given lengths.
 
-Letters: B accepted groups of a step, M groups of a mini-batch, n rollouts a group, S retained rejected groups.
+Letters: B accepted groups of a step, M groups of a mini-batch, n rollouts a group, S retained rejected
+groups.
 
-ours: a step has as many generation batches as the paper's rejection shares imply, and as many rejected groups
-as it retains at most.
+ours: a step has as many generation batches as the paper's rejection shares imply, and as many rejected
+groups as it retains at most.
 """
 
 from collections.abc import Sequence
@@ -42,10 +43,10 @@ def _packs(answers: Sequence[int], config: StepConfig, machine: MachineConfig) -
 
 def plan_work(config: StepConfig, machine: MachineConfig) -> dict[str, float]:
     """Return what a step does that finds its B accepted groups and retains all it may."""
-    n, sizes = config.num_rollouts, {"train_batch": config.train_batch, "mini_batch": config.mini_batch}
-    accepted = [draw < config.train_batch for draw in range(GENERATION_BATCHES * config.train_batch)]
-    chosen = select_groups(accepted, **sizes)
-    batches = deal_mini_batches(chosen, mini_batch=config.mini_batch)
+    n, wanted, mini_batch = config.num_rollouts, config.train_batch, config.mini_batch
+    accepted = [draw < wanted for draw in range(GENERATION_BATCHES * wanted)]
+    chosen = select_groups(accepted, train_batch=wanted, mini_batch=mini_batch)
+    batches = deal_mini_batches(chosen, mini_batch=mini_batch)
     count = len(chosen.accepted) + len(chosen.retained)
     # the old pass scores the target twice: as it is, and behind the policy's own reasoning
     old, reference = (_packs([number] * count, config, machine) for number in (n + 2, n))
