@@ -61,9 +61,9 @@ TORCH_ROOMS = (
 # Code tokens by wing: Python tokens without comments, docstrings and line structure; JS words, strings and
 # signs.
 # The plan was 15,500 for the engine, 27,500 for the browser, 25,000 for the rest and 86,000 in all. The
-# rooms were at 15,516, 28,300, 30,120 and 90,350 once they followed the stages (the whole was 99,260 before); what exact
-# similarity, files of strangers and a server's odd answers need came on top. They must not grow without
-# a reason.
+# rooms were at 15,516, 28,300, 30,120 and 90,350 once they followed the stages; the whole was 99,260 before.
+# What exact similarity, files of strangers and a server's odd answers need came on top. They must not grow
+# without a reason.
 BUDGETS = {"salvage": 9_500, "scripts": 8_500, "engine": 15_600, "browser": 28_400, "rest": 32_200}
 ALL_WINGS = 92_800
 PLAYGROUND = 22_000
