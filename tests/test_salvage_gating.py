@@ -118,10 +118,9 @@ def test_a_best_reward_of_exactly_the_threshold_is_competent() -> None:
 
 
 def test_seven_to_one_passes_and_eight_to_none_does_not() -> None:
-    """App.
+    """Adjacent levels, 7 to 1 among eight, give 0.3 / sqrt(8) = 0.106 (App. H); 8 to 0 gives 0.
 
-    H: adjacent levels, 7 to 1 among eight, give 0.3 / sqrt(8) = 0.106; 8 to 0 gives 0. Advantages 2.474850401
-    and -0.353550057.
+    Advantages are 2.474850401 and -0.353550057.
     """
     found = g.gate([0.7] * 7 + [1.0])
     assert found.std == pytest.approx(0.106066017, abs=1e-9)

@@ -119,6 +119,8 @@ def test_a_state_holds_the_target_and_its_action_span(wavering):
     covered = wavering.decode(state.target_ids[state.target_mask])
     start, end = state.sample.action_span
     assert state.sample.target_text[start:end] in covered
+    assert len(covered) <= end - start + 8  # the tokens at both ends may hold a few characters more
+    assert state.target.memory not in covered
     assert state.category == CATEGORIES[1]
     assert states_of(wavering, [ordinary(3)])[0].category == "ordinary"
 
@@ -461,7 +463,7 @@ def drawn_groups(policy, states, config, **place):
     return generate(policy, ALONE, states, Prompts(policy), config, report=lambda text: None, **place)
 
 
-def test_the_reference_is_the_policy_without_adapters(policy):
+def test_kl_is_above_zero_once_adapters_do_something(policy):
     """Before the first update the KL against the reference is above 0 once adapters do something."""
     config = dataclasses.replace(SMALL, mini_batch=4)
     values, _ = rl_step(
@@ -469,6 +471,13 @@ def test_the_reference_is_the_policy_without_adapters(policy):
     )
     assert (values["updates"], values["ppo_kl"]) == (1, pytest.approx(0, abs=1e-5))
     assert values["kl"] > 1e-5
+
+
+def test_old_log_probs_stay_those_before_the_first_update(policy):
+    """The second update of a step is measured against the policy before the first one, as it is clipped."""
+    values, _ = rl_step(policy, ALONE, right_states(policy), optimizer_of(policy), SMALL, step=0, position=0)
+    assert values["updates"] == 2
+    assert abs(values["ppo_kl"]) > 1e-5
 
 
 def test_an_index_that_the_prompt_does_not_show_earns_nothing(policy):

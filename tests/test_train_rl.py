@@ -108,9 +108,9 @@ def weights(out):
 
 
 def test_trains_and_writes_a_run_folder(world, tmp_path):
-    """Every step is logged with App.
+    """Every step is logged with the statistics of App. J, and dev states choose the best checkpoint.
 
-    J's statistics, dev states choose the best checkpoint, both checkpoints load and the adapter is there.
+    Both checkpoints load, and the adapter is there.
     """
     out = tmp_path / "a"
     run(world, out, "--dev-states", world / "dev/mined.jsonl", world / "dev/samples.jsonl", "--dev-count", 6)
