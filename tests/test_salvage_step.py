@@ -120,7 +120,7 @@ def test_a_state_holds_the_target_and_its_action_span(wavering):
     start, end = state.sample.action_span
     assert state.sample.target_text[start:end] in covered
     assert len(covered) <= end - start + 8  # the tokens at both ends may hold a few characters more
-    assert state.target.memory not in covered
+    assert "action" not in covered
     assert state.category == CATEGORIES[1]
     assert states_of(wavering, [ordinary(3)])[0].category == "ordinary"
 
