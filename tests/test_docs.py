@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -212,3 +213,13 @@ def test_readmes_results_are_those_of_the_study() -> None:
         assert value == measured[name]
         points = re.search(r"[+-][\d.]+ \([^)]*\)", difference)
         assert name == "base" or (points is not None and points[0] in study)
+
+
+def test_the_picture_is_sound() -> None:
+    """docs/loop.svg is XML, fits a page, and names scripts that exist."""
+    root = ElementTree.parse(DOCS / "loop.svg").getroot()
+    assert int(root.get("width", "0")) <= 1000
+    words = " ".join("".join(node.itertext()) for node in root.iter() if node.tag.endswith("text"))
+    scripts = set(re.findall(r"\w+\.py", words))
+    assert len(scripts) == 5
+    assert all((ROOT / script).is_file() for script in scripts)
