@@ -4,11 +4,13 @@ The loss is the mean over all answer tokens of the effective batch, <|im_end|> i
 packed into rows and dealt to ranks does not change it. Runs on one CPU process and under `torchrun
 --nproc_per_node 8 train_sft.py`.
 
-ours: dropout draws from (seed, step, pack), so that the number of ranks changes nothing; a sample beyond the
-cutoff is dropped and counted, never cut, because a cut at the end would lose the page or the answer.
+ours: warm-up step s (from 0) of W has the rate peak x (s + 1) / W, so that the first step is not lost.
+Dropout draws from (seed, step, pack), so that the number of ranks changes nothing. A sample beyond the cutoff
+is dropped and counted, never cut, because a cut at the end would lose the page or the answer.
 """
 
 import math
+import operator
 import sys
 import time
 from collections.abc import Sequence
@@ -19,357 +21,221 @@ from typing import Any, Literal
 
 import torch
 
-from rmsweb.config import Config as BaseConfig
-from rmsweb.config import main_guard, opt, parse_config, progress
+from rmsweb.config import main_guard, opt, parse_config, part, progress
 from rmsweb.engine.distributed import Ranks, ranks
-from rmsweb.engine.packing import Group, Lengths
+from rmsweb.engine.lora import LoraConfig
+from rmsweb.engine.packing import Bundle, Packable
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.training import (
     Optimizer,
-    check_data,
-    cosine_with_warmup,
-    data_digest,
-    load_training_state,
+    Trainer,
+    TrainerConfig,
+    answer_logprobs,
     prepare_policy,
     rank_packs,
     read_samples,
-    save_checkpoint,
-    save_training_state,
-    score,
 )
-from rmsweb.prompt import PromptConfig, load_shared_prompt_config
+from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split, StepSample, derive_seed
-from rmsweb.runs import RunWriter, write_json
 
 DEV_CHUNK = 64  # dev samples scored at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
-    """Supervised fine-tuning of a Qwen3-VL policy. Defaults are the paper's (App. F, 8B)."""
+class Adapters(LoraConfig):
+    """Adapters."""
 
-    model: str = opt(
-        help="checkpoint folder or hub name of the model to start from; paper: Qwen3-VL-8B-Instruct"
-    )
-    samples: tuple[Path, ...] = opt(
-        help="samples.jsonl files (or mined.jsonl), each in its run folder beside prompt_config.json and screenshots/"
-    )
-    out: Path = opt(help="run folder to write")
-    dev_samples: tuple[Path, ...] = opt(
-        (), "samples.jsonl files of split dev: their loss chooses checkpoint-best; never trained on"
-    )
-    epochs: int = opt(3, "passes over the samples; paper: 3")
-    lr: float = opt(1e-4, "peak learning rate; paper: 1e-4")
-    warmup_ratio: float = opt(0.03, "share of the steps with rising rate; paper: 0.03 (32B: 0.1)")
-    weight_decay: float = opt(0.01, "AdamW weight decay; paper: 0.01")
-    per_device_batch: int = opt(1, "samples of one rank in a micro-batch; paper: 1")
-    accumulation: int = opt(
-        4,
-        "micro-batches a step: the effective batch is per-device batch x accumulation x ranks; paper: 4 on 8 GPUs = 32",
-    )
-    lora_rank: int = opt(64, "rank of the adapters; 0 trains all weights; paper: 64")
-    lora_alpha: float = opt(128.0, "scale of the adapters is alpha / rank; paper: 128")
-    lora_dropout: float = opt(0.05, "dropout on the adapters' input; paper: 0.05")
+    lora_dropout: float = opt(0.05, "dropout on the input of the adapters", paper=0.05, at_least=0, below=1)
     lora_scope: Literal["language", "all"] = opt(
         "language", "linear layers with adapters: the language model's, or all (vision tower and mergers too)"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainerConfig):
+    """Supervised fine-tuning of a Qwen3-VL policy. Defaults are the paper's (App. F, 8B)."""
+
+    samples: tuple[Path, ...] = opt(
+        help="samples.jsonl files (or mined.jsonl), each in its run folder beside prompt_config.json and "
+        "screenshots/"
+    )
+    dev_samples: tuple[Path, ...] = opt(
+        (), "samples.jsonl files of split dev: their loss chooses checkpoint-best; never trained on"
+    )
+    epochs: int = opt(3, "passes over the samples", paper=3, at_least=1)
+    warmup_ratio: float = opt(
+        0.03, "share of the steps with rising rate", paper="0.03; 32B: 0.1", at_least=0, below=1
+    )
+    per_device_batch: int = opt(1, "samples of one rank in a micro-batch", paper=1, at_least=1)
+    accumulation: int = opt(
+        4,
+        "micro-batches a step: the effective batch is per-device batch x accumulation x ranks",
+        paper="4 on 8 GPUs = 32",
+        at_least=1,
+    )
     cutoff: int = opt(
         12_000,
-        "longest sample in tokens, prompt and answer; longer ones are dropped and counted; paper: 12000",
+        "longest sample in tokens, prompt and answer; longer ones are dropped and counted",
+        paper=12000,
+        at_least=1,
     )
-    token_budget: int = opt(12_000, "tokens of a packed row; changes speed and memory, never the loss")
-    clip: float = opt(1.0, "largest gradient norm")
-    max_steps: int = opt(0, "stop after so many optimizer steps; 0: after all epochs")
-    seed: int = opt(42, "seed of sample order, adapters and dropout; paper: 42")
+    token_budget: int = opt(
+        12_000, "tokens of a packed row; changes speed and memory, never the loss", at_least=1
+    )
+    max_steps: int = opt(0, "stop after so many optimizer steps; 0: after all epochs", at_least=0)
+    seed: int = opt(42, "seed of sample order, adapters and dropout", paper=42)
     prompt_config: Path | None = opt(
         None, "prompt configuration; default: prompt_config.json beside the samples"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = opt(
-        "auto", "dtype of the frozen weights; auto: bfloat16 on a GPU (paper), float32 on a CPU"
+    save_every: int = opt(
+        0, "steps between training states that --resume goes on from; 0: one an epoch", at_least=0
     )
-    device: Literal["auto", "cpu", "cuda"] = opt("auto", "where to compute")
-    shard: bool = opt(False, "shard the weights over the ranks (FSDP2); off: every rank holds them all")
-    recompute: bool = opt(False, "recompute decoder layers in backward: less memory, about a third slower")
-    threads: int = opt(0, "torch threads of a process; 0: torch's default")
-    save_every: int = opt(0, "steps between training states that --resume goes on from; 0: one an epoch")
-    resume: bool = opt(False, "go on with the run in --out")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("epochs", "per_device_batch", "accumulation", "cutoff", "token_budget"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1")
-        if (
-            self.lr <= 0
-            or self.clip <= 0
-            or not 0 <= self.warmup_ratio < 1
-            or min(self.lora_rank, self.max_steps, self.save_every, self.threads) < 0
-        ):
-            raise ValueError(
-                "--lr and --clip must be positive, --warmup-ratio in [0, 1), --lora-rank, --max-steps, --save-every, --threads not negative"
-            )
+    lora: Adapters = part(Adapters)
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """Samples with their folders and their lengths in tokens."""
+class Item(Packable):
+    """A sample that can be packed."""
 
-    samples: list[StepSample]
-    roots: list[Path]
-    lengths: list[Lengths]
-    num_dropped: int
+    sample_id: str
 
-    def group(self, policy: PolicyModel, index: int, first: int = 0) -> Group:
-        """Sample `first + index` in tokens."""
-        sample, root = self.samples[first + index], self.roots[first + index]
-        return Group(
-            policy.encode_prompt(sample.messages, root), (policy.encode_response(sample.target_text),)
-        )
+    @property
+    def num_targets(self) -> int:
+        """Trained tokens: the answer with its end."""
+        return sum(self.lengths[1])
 
-    def num_targets(self, indices: Sequence[int]) -> int:
-        """Trained tokens of some samples."""
-        return sum(self.lengths[index][1][0] for index in indices)
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.lengths[0] + self.num_targets
 
 
-def read_prompt_config(config: Config) -> PromptConfig:
-    """The one prompt configuration of the run; ValueError naming the file and the field where two files
-    differ.
-    """
-    return load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
+def make_item(sample: StepSample, root: Path, policy: PolicyModel) -> Item:
+    """Return a sample that knows its lengths in tokens and is encoded when it is packed."""
+
+    def encode() -> Bundle:
+        response = policy.encode_response(sample.target_text)
+        return Bundle(policy.encode_prompt(sample.messages, root), (response,))
+
+    answer = policy.count_tokens(sample.target_text) + 1
+    return Item((policy.prompt_length(sample.messages), (answer,)), encode, sample.sample_id)
 
 
-def read_data(files: Sequence[Path], policy: PolicyModel, config: Config, split: Split, label: str) -> Data:
-    """Samples of the files in order, without those beyond the cutoff."""
-    assert policy.prompt_config is not None
-    samples: list[StepSample] = []
-    roots: list[Path] = []
-    lengths: list[Lengths] = []
-    num_dropped = 0
-    for sample, root in progress(read_samples(files, policy.prompt_config, split), label=label):
-        prompt, answer = policy.prompt_length(sample.messages), policy.count_tokens(sample.target_text) + 1
-        if prompt + answer > config.cutoff:
-            num_dropped += 1
-            continue
-        samples.append(sample)
-        roots.append(root)
-        lengths.append((prompt, (answer,)))
-    if not samples:
-        raise ValueError(
-            f"{', '.join(map(str, files))}: no sample of at most --cutoff {config.cutoff} tokens ({num_dropped} longer)"
-        )
-    return Data(samples, roots, lengths, num_dropped)
+def read_items(
+    files: Sequence[Path], policy: PolicyModel, cutoff: int, split: Split
+) -> tuple[list[Item], int]:
+    """Return the samples of the files in order, and how many were dropped because of the cutoff."""
+    samples = progress(read_samples(files, policy.prompt_config, split), label=f"{split} samples")
+    found = [make_item(sample, root, policy) for sample, root in samples]
+    items = [item for item in found if item.num_tokens <= cutoff]
+    dropped = len(found) - len(items)
+    if files and not items:
+        names = ", ".join(map(str, files))
+        raise ValueError(f"{names}: no sample of at most --cutoff {cutoff} tokens ({dropped} longer)")
+    return items, dropped
 
 
-def dev_loss(policy: PolicyModel, group: Ranks, data: Data, config: Config) -> float:
-    """Mean negative log-probability of the answers' tokens, without dropout."""
-    policy.model.eval()
+def dev_loss(policy: PolicyModel, here: Ranks, items: Sequence[Item], token_budget: int) -> float:
+    """Return the mean negative log-probability of the answers' tokens, without dropout."""
     total = 0.0
-    for start in range(0, len(data.samples), DEV_CHUNK):
-        lengths, encode = data.lengths[start : start + DEV_CHUNK], partial(data.group, policy, first=start)
-        logprobs = score(policy, group, lengths, encode, config.token_budget)
-        total -= sum(float(values.double().sum()) for values in logprobs.values())
-    return total / data.num_targets(range(len(data.samples)))
+    for start in range(0, len(items), DEV_CHUNK):
+        found = answer_logprobs(policy, here, items[start : start + DEV_CHUNK], token_budget)
+        total -= sum(float(values.double().sum()) for values in found.values())
+    return total / sum(item.num_targets for item in items)
 
 
 def train_step(
-    policy: PolicyModel, group: Ranks, data: Data, batch: Sequence[int], optimizer: Optimizer, config: Config
+    policy: PolicyModel, here: Ranks, batch: Sequence[Item], optimizer: Optimizer, config: Config
 ) -> dict[str, float]:
-    """One optimizer step on the samples `batch`: the loss is the mean over all their answer tokens, over all
-    ranks.
-    """
-    policy.model.train()
-    denominator, total = data.num_targets(batch), 0.0
-    packs = rank_packs(
-        policy,
-        group,
-        [data.lengths[i] for i in batch],
-        lambda number: data.group(policy, batch[number]),
-        config.token_budget,
-    )
-    for item in packs:
-        torch.manual_seed(derive_seed(config.seed, "dropout", optimizer.num_steps, item.number))
-        loss = -policy.response_logprobs(item.pack).sum() / denominator * bool(item.answers)
+    """Make one optimizer step: the loss is the mean over all answer tokens of the batch, over all ranks."""
+    num_targets, total = sum(item.num_targets for item in batch), 0.0
+    for row in rank_packs(policy, here, batch, config.token_budget):
+        torch.manual_seed(derive_seed(config.seed, "dropout", optimizer.num_steps, row.number))
+        loss = -policy.response_logprobs(row.pack).sum() / num_targets * bool(row.answers)
         loss.backward()
         total += float(loss.detach())
     norm, rate = optimizer.step()
-    return group.sum({"loss": total}) | {"grad_norm": norm, "lr": rate}
+    return {"loss": sum(here.gather(total)), "grad_norm": norm, "lr": rate}
 
 
-def epoch_order(config: Config, epoch: int, count: int) -> list[int]:
-    """The samples' order in an epoch: a function of seed and epoch alone."""
-    return torch.randperm(
-        count, generator=torch.Generator().manual_seed(derive_seed(config.seed, "order", epoch))
-    ).tolist()
+def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) -> float:
+    """Return the learning rate of step `step` in [0, total).
+
+    It is linear over the first W = ceil(total x warmup_ratio) steps, then half a cosine down to 0.
+
+    >>> [round(cosine_with_warmup(step, 5, 1.0, 0.4), 3) for step in range(5)]
+    [0.5, 1.0, 1.0, 0.75, 0.25]
+    """
+    warmup = math.ceil(total * warmup_ratio)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
-class Run:
-    """A training run: its model, data, folder, and how far it got."""
+def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
+    """Return the order of the samples in an epoch: a function of seed and epoch alone."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
+    return torch.randperm(count, generator=generator).tolist()
 
-    def __init__(self, config: Config, group: Ranks) -> None:
-        self.config, self.group = config, group
-        group.agree({name: value for name, value in vars(config).items() if name != "threads"})
-        self.policy, parameters = prepare_policy(
-            config.model,
-            group,
-            prompt_config=read_prompt_config(config),
-            dtype=config.dtype,
-            lora_rank=config.lora_rank,
-            lora_alpha=config.lora_alpha,
-            lora_dropout=config.lora_dropout,
-            lora_scope=config.lora_scope,
-            recompute=config.recompute,
-            sharded=config.shard,
-            seed=config.seed,
-        )
-        self.train = read_data(config.samples, self.policy, config, "train", "samples")
-        self.dev = (
-            read_data(config.dev_samples, self.policy, config, "dev", "dev samples")
-            if config.dev_samples
-            else None
-        )
-        self.data = data_digest(
-            (sample.sample_id, length)
-            for sample, length in zip(self.train.samples, self.train.lengths, strict=True)
-        )
-        group.agree({"the samples (digest)": self.data})
-        self.folder = RunWriter(
-            config.out,
-            config,
-            resume=config.resume,
-            may_differ=("threads", "token_budget", "save_every"),
-        )
-        self.batch_size = config.per_device_batch * config.accumulation * group.world_size
-        self.steps_per_epoch = math.ceil(len(self.train.samples) / self.batch_size)
-        self.num_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or sys.maxsize)
 
-        def rate(step: int) -> float:
-            return cosine_with_warmup(step, self.num_steps, config.lr, config.warmup_ratio)
+def train(config: Config, here: Ranks) -> None:
+    """Train to the end and write the run folder."""
+    prompt_config = load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
+    dropout = config.lora.lora_dropout
+    policy = prepare_policy(config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout)
+    items, dropped = read_items(config.samples, policy, config.cutoff, "train")
+    dev, dev_dropped = read_items(config.dev_samples, policy, config.cutoff, "dev")
+    size = config.per_device_batch * config.accumulation * here.world_size
+    epoch_steps = math.ceil(len(items) / size)
+    num_steps = min(config.epochs * epoch_steps, config.max_steps or sys.maxsize)
+    peak, warmup = config.optimizer.lr, config.warmup_ratio
+    trainer = Trainer(
+        config,
+        policy,
+        here,
+        rate=partial(cosine_with_warmup, total=num_steps, peak=peak, warmup_ratio=warmup),
+        num_steps=num_steps,
+        evaluate_every=epoch_steps,
+        save_every=config.save_every or epoch_steps,
+        best_by="dev_loss",
+        better=operator.lt,
+        data=[(item.sample_id, item.lengths) for item in items],
+    )
+    done = trainer.progress
 
-        self.optimizer = Optimizer(
-            parameters, group, rate, weight_decay=config.weight_decay, clip=config.clip
-        )
-        self.num_trained = sum(parameter.numel() for parameter in parameters)
-        self.best = math.inf
-        self.tokens = 0
-        if config.resume:
-            state = load_training_state(config.out / "state", self.policy, self.optimizer, group)
-            if state is not None:
-                check_data(state["data"], self.data, config.out)
-                self.best, self.tokens = state["best"], state["tokens"]
-            self.folder.cut_metrics(self.optimizer.num_steps if state else -1)
+    def step() -> dict[str, Any]:
+        epoch, number = divmod(done.step, epoch_steps)
+        order = epoch_order(config.seed, epoch, len(items))[number * size : (number + 1) * size]
+        batch, begun = [items[i] for i in order], time.perf_counter()
+        values = train_step(policy, here, batch, trainer.optimizer, config)
+        tokens = sum(item.num_tokens for item in batch)
+        done.consumed += tokens
+        speed = {"tokens": done.consumed, "tokens_per_s": tokens / (time.perf_counter() - begun)}
+        return {"epoch": (done.step + 1) / epoch_steps, **values, **speed}
 
-    def log(self, values: dict[str, Any]) -> None:
-        if self.group.is_main:
-            self.folder.log({"step": self.optimizer.num_steps, **values})
+    def evaluate() -> dict[str, float]:
+        if not dev:
+            return {}
+        loss = dev_loss(policy, here, dev, config.token_budget)
+        return {"epoch": done.step / epoch_steps, "dev_loss": loss}
 
-    def batch(self, step: int) -> list[int]:
-        """The samples of a step."""
-        epoch, number = divmod(step, self.steps_per_epoch)
-        return epoch_order(self.config, epoch, len(self.train.samples))[
-            number * self.batch_size : (number + 1) * self.batch_size
-        ]
-
-    def end_epoch(self) -> float | None:
-        """Dev loss, and the best checkpoint where it is the lowest so far."""
-        if self.dev is None:
-            return None
-        loss = dev_loss(self.policy, self.group, self.dev, self.config)
-        self.log({"epoch": self.optimizer.num_steps / self.steps_per_epoch, "dev_loss": loss})
-        if loss < self.best:
-            self.best = loss
-            self.save("checkpoint-best", adapter=True)
-        return loss
-
-    def save(self, name: str, *, adapter: bool) -> None:
-        out = self.config.out
-        save_checkpoint(
-            self.policy,
-            self.group,
-            out / name,
-            adapter=out / "adapter" if adapter else None,
-            base_name=self.config.model,
-        )
-
-    def save_state(self) -> None:
-        extra = {"best": self.best, "tokens": self.tokens, "data": self.data}
-        save_training_state(
-            self.config.out / "state",
-            self.policy,
-            self.optimizer,
-            self.group,
-            step=self.optimizer.num_steps,
-            extra=extra,
-        )
-
-    def __call__(self) -> None:
-        """Trains to the end and writes the checkpoints."""
-        if self.optimizer.num_steps == 0:
-            self.log(
-                {
-                    "samples": len(self.train.samples),
-                    "dropped": self.train.num_dropped,
-                    "trained_parameters": self.num_trained,
-                    "steps": self.num_steps,
-                }
-            )
-        start = time.perf_counter()
-        bar = progress(total=self.num_steps, initial=self.optimizer.num_steps, label="sft")
-        while self.optimizer.num_steps < self.num_steps:
-            step, begun = self.optimizer.num_steps, time.perf_counter()
-            batch = self.batch(step)
-            values = train_step(self.policy, self.group, self.train, batch, self.optimizer, self.config)
-            tokens = sum(self.train.lengths[i][0] + self.train.lengths[i][1][0] for i in batch)
-            self.tokens += tokens
-            speed = tokens / (time.perf_counter() - begun)
-            self.log(
-                {
-                    "epoch": (step + 1) / self.steps_per_epoch,
-                    **values,
-                    "tokens": self.tokens,
-                    "tokens_per_s": speed,
-                }
-            )
-            bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed:.0f} tokens/s")
-            bar.update()
-            last = step + 1 == self.num_steps
-            ends_epoch = (step + 1) % self.steps_per_epoch == 0 or last
-            if ends_epoch:
-                self.end_epoch()
-            if ends_epoch if not self.config.save_every else (step + 1) % self.config.save_every == 0:
-                self.save_state()
-        bar.close()
-        self.save("checkpoint-last", adapter=self.dev is None)
-        if self.dev is None:
-            self.save("checkpoint-best", adapter=False)
-        if self.group.is_main:
-            dev = (
-                {}
-                if self.dev is None
-                else {
-                    "best_dev_loss": self.best,
-                    "dev_samples": len(self.dev.samples),
-                    "dev_dropped": self.dev.num_dropped,
-                }
-            )
-            counts = {
-                "samples": len(self.train.samples),
-                "dropped": self.train.num_dropped,
-                "steps": self.num_steps,
-                "tokens": self.tokens,
-            }
-            write_json(
-                self.config.out / "summary.json", counts | dev | {"seconds": time.perf_counter() - start}
-            )
+    facts: dict[str, Any] = {"samples": len(items), "dropped": dropped, "steps": num_steps}
+    with trainer.folder:
+        steps = trainer.run(step, evaluate, facts)
+        bar = progress(steps, total=num_steps, label="sft", initial=done.step)
+        for values in bar:
+            bar.set_postfix({name: values[name] for name in ("loss", "tokens_per_s")})
+        facts["tokens"] = done.consumed
+        if dev:
+            facts |= {"dev_samples": len(dev), "dev_dropped": dev_dropped, "best_dev_loss": done.best}
+        trainer.finish(facts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the flags and train; returns the exit code."""
     config = parse_config(Config, argv, prog="train_sft.py", description=f"{__doc__}\n{Config.__doc__}")
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    with ranks(config.device) as group:
-        run = Run(config, group)
-        with run.folder:
-            run()
+    with ranks(config.engine.device, config.engine.threads) as here:
+        train(config, here)
     return 0
 
 

@@ -35,13 +35,22 @@ from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForCondi
 from rmsweb.engine.attention import use_segment_attention  # noqa: E402
 from rmsweb.engine.distributed import Ranks  # noqa: E402
 from rmsweb.engine.lora import Scope, add_lora  # noqa: E402
-from rmsweb.engine.packing import EncodedPrompt, Group, Pack, make_pack, plan_packs, select  # noqa: E402
-from rmsweb.engine.policy import PolicyModel, checkpoint_layers, token_logprobs  # noqa: E402
+from rmsweb.engine.packing import (  # noqa: E402
+    Bundle,
+    EncodedPrompt,
+    Pack,
+    Packable,
+    bundles_in,
+    make_pack,
+    plan_packs,
+)
+from rmsweb.engine.policy import PolicyModel, recompute_layers, token_logprobs  # noqa: E402
 from rmsweb.engine.sampler import Decoding, Rollout, sample  # noqa: E402
 from rmsweb.engine.training import Optimizer  # noqa: E402
 from rmsweb.prompt import PromptConfig  # noqa: E402
 from rmsweb.records import Message, StepSample, Text  # noqa: E402
 from rmsweb.salvage import step as rl  # noqa: E402
+from rmsweb.salvage.states import State, make_state  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -137,15 +146,16 @@ def build(scope: Scope) -> tuple[PolicyModel, list[torch.nn.Parameter]]:
     for parameter in parameters[1::2]:
         torch.nn.init.normal_(parameter, std=0.02)
     if GPU:
-        checkpoint_layers(model)
+        recompute_layers(model)
+        model.train()  # layers are recomputed in training mode only; there is no dropout
     return policy, parameters
 
 
-def random_group(prompt: int, answers: Sequence[int]) -> Group:
-    """A group of random tokens."""
+def random_bundle(prompt: int, answers: Sequence[int]) -> Bundle:
+    """Return a prompt and answers of random tokens."""
     ids = torch.randint(len(CONTROL), TINY["vocab_size"], (prompt + sum(answers),))
     encoded = EncodedPrompt(ids[:prompt], torch.arange(prompt).expand(3, -1), prompt, ids[:0])
-    return Group(encoded, tuple(ids[prompt:].split(list(answers))) if answers else ())
+    return Bundle(encoded, tuple(ids[prompt:].split(list(answers))) if answers else ())
 
 
 # ---------------------------------------------------------------------------------------------- the plain way
@@ -154,7 +164,7 @@ def random_group(prompt: int, answers: Sequence[int]) -> Group:
 @contextmanager
 def library_attention(policy: PolicyModel) -> Iterator[None]:
     """Inside, the text model computes attention as transformers does with SDPA."""
-    config = policy.model.model.language_model.config
+    config = policy.text.config
     config._attn_implementation = "sdpa"
     try:
         yield
@@ -167,7 +177,7 @@ def separate(policy: PolicyModel, pack: Pack) -> Tensor:
     prompt, in one right-padded batch.
     """
     rows, places, start = [], [], 0
-    for prompt, answers in pack.layout.groups:
+    for prompt, answers in pack.layout.bundles:
         head, start = torch.arange(start, start + prompt), start + prompt
         for length in answers:
             rows.append(torch.cat([head, torch.arange(start, start + length)]))
@@ -176,8 +186,7 @@ def separate(policy: PolicyModel, pack: Pack) -> Tensor:
     index = pad_sequence(rows, batch_first=True).to(DEVICE)  # [sequences, longest], places in the row
     source = torch.cat([place + number * index.shape[1] for number, place in enumerate(places)]).to(DEVICE)
     with library_attention(policy):
-        backbone = policy.model.model.language_model
-        hidden = backbone(
+        hidden = policy.text(
             input_ids=pack.ids[0, index], position_ids=pack.positions[:, 0, index], use_cache=False
         ).last_hidden_state
     return token_logprobs(hidden.flatten(0, 1)[source], policy.model.lm_head, pack.targets)
@@ -265,18 +274,16 @@ def line(name: str, prompt: int, response: int, n: int, token_ratio: float, meas
 
 
 def mfu(policy: PolicyModel, packs: Sequence[Pack], seconds: float) -> Line:
-    """Share of the GPU's peak: two FLOPs a weight and token forward, two for the gradient of activations (the
-    weights are frozen), attention not counted.
+    """Return the share of the GPU's peak: two FLOPs a weight and token forward, two for the gradient of
+    activations.
 
-    Of the last layer, what is computed at the places read alone counts for those alone.
+    The weights are frozen, and attention does not count.
     """
     peak = next(
         (flops for part, flops in PEAK_FLOPS.items() if GPU and part in torch.cuda.get_device_name()), None
     )
-    layers = policy.model.model.language_model.layers
-    last = [layers[-1].mlp, layers[-1].self_attn.q_proj, layers[-1].self_attn.o_proj]
-    every, few = (sum(p.numel() for part in parts for p in part.parameters()) for parts in (layers, last))
-    work = sum((every - few) * pack.num_tokens + few * len(pack.layout.read) for pack in packs)
+    weights = sum(parameter.numel() for parameter in policy.text.layers.parameters())
+    work = weights * sum(pack.layout.num_tokens for pack in packs)
     return {} if peak is None else {"mfu": round(4 * work / seconds / peak, 3)}
 
 
@@ -308,7 +315,7 @@ def sampler(
     """
     policy, _ = build("attn")
     for size in sizes:
-        prompts = [random_group(size, ()).prompt for _ in range(num_prompts)]
+        prompts = [random_bundle(size, ()).prompt for _ in range(num_prompts)]
         greedy = Decoding(temperature=0.0)
         ours = sample(policy, prompts, n=1, max_new_tokens=response, seeds=[0] * num_prompts, decoding=greedy)
         equal = [
@@ -344,7 +351,7 @@ def update(
     """Forward and backward of one group as a pack, against n sequences; gradients must be equal to 1e-5."""
     policy, parameters = build("attn")
     for size in sizes:
-        pack = make_pack([random_group(size, [response] * n)], DEVICE)
+        pack = make_pack([random_bundle(size, [response] * n)], DEVICE)
         sides = [
             lambda pack=pack, f=f: gradients(parameters, f(pack))
             for f in (policy.response_logprobs, lambda pack: separate(policy, pack))
@@ -357,7 +364,7 @@ def update(
             size,
             response,
             n,
-            n * (size + response) / pack.num_tokens,
+            n * (size + response) / pack.layout.num_tokens,
             {**measured, "gradient_difference": float(f"{worst:.1e}")},
         )
 
@@ -367,7 +374,7 @@ def peak_rise(side: str, size: int, response: int, n: int) -> float:
     GPU's).
     """
     policy, parameters = build("attn")
-    pack = make_pack([random_group(size, [response] * n)], DEVICE)
+    pack = make_pack([random_bundle(size, [response] * n)], DEVICE)
 
     def used(name: str) -> int:
         return (
@@ -421,12 +428,13 @@ def sft(
     """
     policy, parameters = build("language")
     lengths = torch.linspace(shortest, longest, num_samples).long()[torch.randperm(num_samples)].tolist()
-    groups = [random_group(length - response, [response]) for length in lengths]
-    bins = plan_packs([group.lengths for group in groups], token_budget)
-    ordered = sorted(groups, key=lambda group: group.num_tokens)
+    bundles = [random_bundle(length - response, [response]) for length in lengths]
+    items = [Packable(bundle.lengths, lambda bundle=bundle: bundle) for bundle in bundles]
+    bins = plan_packs([item.lengths for item in items], token_budget)
+    ordered = sorted(bundles, key=lambda bundle: len(bundle.prompt))  # all answers are equally long
     plans = {
-        "packed": [select(groups, content) for content in bins],
-        "batch": [groups],
+        "packed": [bundles_in(content, items) for content in bins],
+        "batch": [bundles],
         "sorted": [ordered[i : i + 4] for i in range(0, num_samples, 4)],
     }
     packs = {name: [make_pack(part, DEVICE) for part in plan] for name, plan in plans.items()}
@@ -441,7 +449,7 @@ def sft(
 
     for name, padded in (
         ("batch", num_samples * max(lengths)),
-        ("sorted", sum(len(part) * max(g.num_tokens for g in part) for part in plans["sorted"])),
+        ("sorted", sum(len(part) * (len(part[-1].prompt) + response) for part in plans["sorted"])),
     ):
         worst = check_equal("sft", run("packed"), run(name), 0.1 if GPU else 1e-5)
         measured = compare(lambda: run("packed"), lambda name=name: run(name), repeats)
@@ -455,7 +463,7 @@ def sft(
         )
 
 
-def step_state(policy: PolicyModel, number: int, size: int) -> rl.State:
+def step_state(policy: PolicyModel, number: int, size: int) -> State:
     """An RL state whose prompt has `size` tokens."""
     target = '{"action":[{"go_back":{}}]}'
 
@@ -483,9 +491,7 @@ def step_state(policy: PolicyModel, number: int, size: int) -> rl.State:
         chr(97 + int(code))
         for code in torch.randint(0, 26, (size - policy.prompt_length(record("").messages),))
     )
-    state = rl.make_state(
-        record(letters), Path(), policy, prompt_budget=size, response_budget=len(target) + 1
-    )
+    state = make_state(record(letters), Path(), policy, prompt_budget=size, response_budget=len(target) + 1)
     if isinstance(state, str):
         raise ValueError(f"step: the state cannot be trained on: {state}")
     return state
@@ -516,9 +522,7 @@ def step(
         group = size + (n + 1) * max(
             config.response_budget, len(states[0].target_ids)
         )  # a group a batch: larger ones are slower
-        scores = patch.object(
-            policy, "response_logprobs", lambda pack, temperature=1.0: separate(policy, pack)
-        )
+        scores = patch.object(policy, "response_logprobs", lambda pack: separate(policy, pack))
         with patch.object(rl, "sample", generate), scores:
             ours(replace(config, token_budget=group))
 

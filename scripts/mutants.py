@@ -1,9 +1,10 @@
-"""Mutation check of the algorithm core: every wrong constant, comparison, mask, clip and denominator of a
-fixed list must fail a test.
+"""Check that the tests of the algorithm's core notice mistakes.
+
+A fixed list holds wrong constants, comparisons, masks, clips and denominators; each must fail a test.
 
 `python scripts/mutants.py [--jobs 2] [--only TEXT]` copies the package and the tests to temporary folders,
 applies one mutant at a time, and runs the test file of its module with the `quick` hypothesis profile. Exit
-0: all killed; 1: a mutant survived; 2: a mutant no longer applies (mend the list).
+code 0: all killed; 1: a mutant survived; 2: a mutant no longer applies (mend the list).
 """
 
 import argparse
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one place; `old` stands exactly once in the file of rmsweb.<module>."""
+    """One change of one place; `old` occurs exactly once in the file of rmsweb.<module>."""
 
     module: str  # dotted: its tests are tests/test_<module with underscores>.py
     old: str
@@ -160,7 +161,7 @@ LIST = {
         # the sum and the statistics
         ("config.salvage_weight * sums", "sums"),
         ("config.kl_weight * sums", "sums"),
-        ('"nll": tokens.nll_weight * -new', '"nll": tokens.nll_weight * new'),
+        ('"nll": (tokens.nll_weight * -new)', '"nll": (tokens.nll_weight * new)'),
         ("(clipped & in_pg).sum()", "clipped.sum()"),
         ("(muted & in_kl).sum()", "muted.sum()"),
         ("torch.where(in_kl, tokens.old - new, 0.0).sum()", "(tokens.old - new).sum()"),
@@ -186,15 +187,13 @@ LIST = {
 
 
 def run(mutant: Mutant) -> tuple[str, str]:
-    """Applies a mutant in a copy of the project; returns ("killed" | "survived" | "does not apply", last
-    lines of the test run).
+    """Apply a mutant in a copy of the project and run its tests.
+
+    Returns: "killed", "survived" or "does not apply"; and the last lines of the test run.
     """
     source = (ROOT / mutant.file).read_text(encoding="utf-8")
-    if source.count(mutant.old) != 1:
-        return (
-            "does not apply",
-            f"{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.file}, expected once",
-        )
+    if (count := source.count(mutant.old)) != 1:
+        return "does not apply", f"{mutant.old!r} occurs {count} times in {mutant.file}, expected once"
     with tempfile.TemporaryDirectory(prefix="rmsweb-mutant-") as name:
         copy = Path(name)
         ignore = shutil.ignore_patterns("__pycache__", "base", "static", "sites", "pages")
@@ -204,22 +203,14 @@ def run(mutant: Mutant) -> tuple[str, str]:
             shutil.copy(ROOT / "tests" / file, copy / "tests" / file)
         shutil.copy(ROOT / "pyproject.toml", copy)
         (copy / mutant.file).write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"tests/{mutant.tests}",
-        ]
+        pytest = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
         environment = os.environ | {
             "HYPOTHESIS_PROFILE": "quick",
             "PYTHONPATH": name,
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+        command = [*pytest, f"tests/{mutant.tests}"]
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: a test failed; anything else is no verdict on the mutant
         return "does not apply", "\n".join((done.stdout + done.stderr).splitlines()[-5:])
@@ -227,7 +218,7 @@ def run(mutant: Mutant) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Runs the list in parallel and prints one line a mutant."""
+    """Run the list in parallel and print one line a mutant."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -26,23 +26,24 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from rmsweb.engine.distributed import Ranks  # noqa: E402  the checkout need not be installed
-from rmsweb.engine.lora import add_lora, disabled  # noqa: E402
+from rmsweb.engine.lora import add_lora  # noqa: E402
 from rmsweb.engine.policy import PolicyModel  # noqa: E402
 from rmsweb.engine.sampler import Rollout  # noqa: E402
 from rmsweb.engine.training import Optimizer  # noqa: E402
-from rmsweb.records import MinedState, Text, derive_seed, read_records  # noqa: E402
-from rmsweb.runs import write_json  # noqa: E402
+from rmsweb.jsonl import read_records, write_json  # noqa: E402
+from rmsweb.records import MinedState, Text, derive_seed  # noqa: E402
 from rmsweb.salvage.dynamics import masked_mean  # noqa: E402
-from rmsweb.salvage.gating import Selection, deal_mini_batches, gate, needs_refill, select_groups  # noqa: E402
+from rmsweb.salvage.gating import Selection, deal_mini_batches, needs_refill, select_groups  # noqa: E402
 from rmsweb.salvage.objective import joint_loss, kl_terms, lay_out, policy_gradient_terms  # noqa: E402
-from rmsweb.salvage.reward import score  # noqa: E402
-from rmsweb.salvage.states import Prompts, SampledGroup, State, make_state  # noqa: E402
+from rmsweb.salvage.states import GroupLogProbs, Prompts, SampledGroup, State, make_state  # noqa: E402
 from rmsweb.salvage.step import (  # noqa: E402
     StepConfig,
     TrainingGroup,
     drawn_states,
     generate,
     log_probs,
+    old_and_reference,
+    score_and_gate,
     training_group,
     update,
 )
@@ -62,14 +63,13 @@ STEPS = (0, 1)  # the first one happens in silence
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A training step before its updates; `old`, `reference` and `training` go by the group's draw."""
+    """A training step before its updates; `log_probs` and `training` go by the group's draw."""
 
     number: int
     groups: list[SampledGroup]
     chosen: Selection
     batches: list[tuple[int, ...]]
-    old: dict[int, list[Tensor]]
-    reference: dict[int, list[Tensor]]
+    log_probs: dict[int, GroupLogProbs]
     training: dict[int, TrainingGroup]
 
 
@@ -128,10 +128,7 @@ def stored_groups(
             ids = torch.tensor(numbers)
             ended = "stop" if numbers[-1] == policy.end_id else "length"
             rollouts.append(Rollout(ids, torch.full((len(ids),), torch.nan), policy.decode(ids), ended))
-        rewards = tuple(score(rollout.text, state.target, state.indices) for rollout in rollouts)
-        groups.append(
-            SampledGroup(state, tuple(rollouts), rewards, gate([reward.value for reward in rewards]))
-        )
+        groups.append(score_and_gate(state, rollouts, CONFIG))
     return groups
 
 
@@ -141,24 +138,11 @@ def prepare(policy: PolicyModel, number: int, groups: list[SampledGroup]) -> Ste
     sizes = {"train_batch": CONFIG.train_batch, "mini_batch": CONFIG.mini_batch}
     chosen = select_groups(accepted, **sizes)
     batches = deal_mini_batches(chosen, mini_batch=CONFIG.mini_batch)
-    trained = {place: groups[place] for batch in batches for place in batch}
-    answers = [(group.state, [rollout.ids for rollout in group.rollouts]) for group in trained.values()]
-    old = log_probs(policy, ALONE, answers, Prompts(policy), CONFIG)
-    with disabled(policy.model):
-        reference = log_probs(policy, ALONE, answers, Prompts(policy), CONFIG)
-    ready = {
-        place: training_group(group, before, frozen)
-        for (place, group), before, frozen in zip(trained.items(), old, reference, strict=True)
-    }
-    return Step(
-        number,
-        groups,
-        chosen,
-        batches,
-        dict(zip(trained, old, strict=True)),
-        dict(zip(trained, reference, strict=True)),
-        ready,
-    )
+    places = [place for batch in batches for place in batch]
+    found = old_and_reference(policy, ALONE, [groups[place] for place in places], Prompts(policy), CONFIG)
+    known = dict(zip(places, found, strict=True))
+    training = {place: training_group(known[place]) for place in places}
+    return Step(number, groups, chosen, batches, known, training)
 
 
 def run_update(
@@ -178,9 +162,7 @@ def log_probs_now(policy: PolicyModel, group: TrainingGroup) -> list[Tensor]:
 def target_log_prob(policy: PolicyModel, state: State) -> float:
     """Return the mean log-prob of the target's action span under the policy as it is now."""
     (found,) = log_probs(policy, ALONE, [(state, [state.target_ids])], Prompts(policy), CONFIG)[0]
-    mean = masked_mean(found, state.target_mask)
-    assert mean is not None
-    return mean
+    return masked_mean(found, state.target_mask)
 
 
 # ------------------------------------------------------------------------------------------ Markdown pieces
@@ -357,8 +339,8 @@ def tell_log_probs(step: Step, accepted: int) -> Iterator[str]:
     """Show old and reference log-probs of an accepted group."""
     yield "## 6. Old and reference log-probs"
     yield paragraph(
-        f"""Before the first update of the step `salvage.step.log_probs` computes the log-prob of every
-        rollout token twice: with the adapters (pi_old of Eq. 2) and with them switched off
+        f"""Before the first update of the step `salvage.step.old_and_reference` computes the log-prob of
+        every rollout token twice: with the adapters (pi_old of Eq. 2) and with them switched off
         (`engine.lora.disabled`), which is the frozen SFT policy (pi_ref). Means over the tokens of each
         rollout of group {accepted}, in nats:"""
     )
@@ -366,7 +348,8 @@ def tell_log_probs(step: Step, accepted: int) -> Iterator[str]:
     rows = [
         (number, f"{reward.value:g}", float(old.mean()), float(ref.mean()), float((old - ref).mean()))
         for number, (reward, old, ref) in enumerate(
-            zip(group.rewards, step.old[accepted], step.reference[accepted], strict=True), 1
+            zip(group.rewards, step.log_probs[accepted].old, step.log_probs[accepted].reference, strict=True),
+            1,
         )
     ]
     yield table(("rollout", "reward", "old", "reference", "old - reference"), rows)
@@ -520,13 +503,13 @@ def tell_outcome(policy: PolicyModel, step: Step, accepted: int, before: Sequenc
         [
             (n, f"{reward.value:g}", advantage, float(o.mean()), float(w.mean()), float((w - o).mean()))
             for n, (reward, advantage, o, w) in enumerate(
-                zip(group.rewards, group.gate.advantages, step.old[accepted], new, strict=True), 1
+                zip(group.rewards, group.gate.advantages, step.log_probs[accepted].old, new, strict=True), 1
             )
         ],
     )
     yield paragraph(
-        """The anchor's gradient is large where the target's action is unlikely, which teaches a hard state, and
-        nearly 0 where it is certain, which keeps a mastered one. On another machine the last digits may
+        """The anchor's gradient is large where the target's action is unlikely, which teaches a hard state,
+        and nearly 0 where it is certain, which keeps a mastered one. On another machine the last digits may
         differ, because processors and versions of torch sum in another order. The rollouts are read from a
         file for the same reason. A test compares words exactly and numbers with a tolerance
         (`test_walkthrough.py::test_the_page_is_what_the_script_prints`)."""

@@ -1,6 +1,4 @@
-"""A tiny policy that wavers between the right and a wrong index, and run folders of states, for the tests of
-the RL step and script.
-"""
+"""What the tests of the RL step and script train: a policy that wavers between two indices, and states."""
 
 import dataclasses
 from pathlib import Path
@@ -8,10 +6,12 @@ from pathlib import Path
 import torch
 from tiny_model import SMALL_PROMPT, tiny_policy
 
-from rmsweb.engine.packing import Group, make_pack
+import train_rl
+from rmsweb.engine.packing import Bundle, make_pack
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import save_prompt_config
-from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text, write_records
+from rmsweb.jsonl import write_json, write_records
+from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text
+from rmsweb.salvage.states import State
 
 INDICES = (1, 2, 3, 4, 5, 6)
 CATEGORIES = ("navigation", "constraint")
@@ -60,7 +60,7 @@ def wavering_policy(steps: int = 150) -> PolicyModel:
     groups = []
     for index in INDICES:
         prompt = policy.encode_prompt(ordinary(index).messages, Path())
-        groups.append(Group(prompt, tuple(policy.encode_response(click(answer)) for answer in (index, 9))))
+        groups.append(Bundle(prompt, tuple(policy.encode_response(click(answer)) for answer in (index, 9))))
     pack = make_pack(groups)
     adam = torch.optim.AdamW(policy.model.parameters(), lr=5e-3)
     for _ in range(steps):
@@ -71,11 +71,16 @@ def wavering_policy(steps: int = 150) -> PolicyModel:
     return policy
 
 
+def rl_states(config: train_rl.Config, policy: PolicyModel) -> list[State]:
+    """The training states of a run as train_rl.py reads them."""
+    return train_rl.read_states(config.states, policy, config.step.response_budget, "train")[0]
+
+
 def write_states(folder: Path, records: list) -> Path:
     """mined.jsonl or samples.jsonl with its prompt_config.json; returns the file."""
     kind = type(records[0])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / ("mined.jsonl" if kind is MinedState else "samples.jsonl")
     write_records(file, kind, records)
-    save_prompt_config(SMALL_PROMPT, folder / "prompt_config.json")
+    write_json(folder / "prompt_config.json", SMALL_PROMPT)
     return file

@@ -6,8 +6,11 @@ import numpy as np
 import PIL.Image
 from tiny_model import SMALL_PROMPT
 
-from rmsweb.prompt import PromptConfig, save_prompt_config
-from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text, write_records
+import train_sft
+from rmsweb.engine.policy import PolicyModel
+from rmsweb.jsonl import write_json, write_records
+from rmsweb.prompt import PromptConfig
+from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text
 
 
 def step_sample(
@@ -39,6 +42,11 @@ def step_sample(
     )
 
 
+def sft_items(config: train_sft.Config, policy: PolicyModel) -> list[train_sft.Item]:
+    """The training samples of a run as train_sft.py reads them."""
+    return train_sft.read_items(config.samples, policy, config.cutoff, "train")[0]
+
+
 def write_run(
     folder: Path, count: int, *, split: Split = "train", samples: list[StepSample] | None = None
 ) -> Path:
@@ -52,5 +60,5 @@ def write_run(
         for number in range(count)
     ]
     write_records(folder / "samples.jsonl", StepSample, [*made, *(samples or [])])
-    save_prompt_config(SMALL_PROMPT, folder / "prompt_config.json")
+    write_json(folder / "prompt_config.json", SMALL_PROMPT)
     return folder / "samples.jsonl"

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rmsweb.browser.actions import ACTIONS, ALIASES, ParamSpec
 from rmsweb.records import Action, AgentOutput
-from rmsweb.salvage.reward import LEVELS
 
 WORDS = [
     "red",
@@ -145,6 +144,7 @@ def used_indices(*found: AgentOutput) -> set[int]:
     }
 
 
+LEVELS = (1.0, 0.7, 0.3, 0.0)  # Table 4
 level_rewards = st.lists(st.sampled_from(LEVELS), min_size=2, max_size=10)
 any_rewards = st.lists(st.floats(0, 1).map(lambda value: round(value, 9)), min_size=2, max_size=10)
 rewards = level_rewards | any_rewards

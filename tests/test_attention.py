@@ -48,43 +48,22 @@ def test_equals_a_dense_mask_in_value_and_gradient(groups, merge_tokens):
     """Every way of cutting the row into SDPA calls gives what one dense mask gives, forward and backward."""
     old, attention.MERGE_TOKENS = attention.MERGE_TOKENS, merge_tokens
     layout = PackLayout(groups)
-    query, *rest = parts = tensors(layout.num_tokens)
+    parts = tensors(layout.num_tokens)
     weight = torch.randn(1, layout.num_tokens, 4, 8, dtype=torch.float64)
-    for places in (torch.arange(layout.num_tokens), layout.read):
-        results = []
-        for out in (layout.attend(0, query[:, :, places], *rest, 0.3), dense(groups, *parts, 0.3)[:, places]):
-            results.append([out, *torch.autograd.grad((out * weight[:, places]).sum(), parts)])
-        for ours, oracle in zip(*results, strict=True):
-            torch.testing.assert_close(ours, oracle)
+    results = []
+    for out in (layout.attend(0, *parts, 0.3), dense(groups, *parts, 0.3)):
+        results.append([out, *torch.autograd.grad((out * weight).sum(), parts)])
+    for ours, oracle in zip(*results, strict=True):
+        torch.testing.assert_close(ours, oracle)
     attention.MERGE_TOKENS = old
-
-
-@given(GROUPS)
-def test_read_places_are_what_predicts_and_what_is_predicted(groups):
-    """Read are the last token of every prompt and all tokens of answers, once each and in order."""
-    kinds = [
-        kind
-        for prompt, answers in groups
-        for kind in (*"." * (prompt - 1), "last", *["answer"] * sum(answers))
-    ]
-    assert PackLayout(groups).read.tolist() == [place for place, kind in enumerate(kinds) if kind != "."]
 
 
 @given(GROUPS)
 def test_varlen_lengths_describe_the_same_segments(groups):
     """The lists for the GPU kernel: queries cover the row once, each segment's keys are its prompt and
-    itself, in order; fewer queries have the same keys.
+    itself, in order.
     """
-    index, query_ends, key_ends, longest_query, longest_key = PackLayout(groups)._segments[0]
-    read_index, read_ends, read_key_ends, longest_read, _ = PackLayout(groups)._segments[1]
-    assert torch.equal(read_index, index)
-    assert torch.equal(read_key_ends, key_ends)
-    assert read_ends.diff().tolist() == [
-        length if number else 1
-        for prompt, answers in groups
-        for number, length in enumerate((prompt, *answers))
-    ]
-    assert longest_read == int(read_ends.diff().max())
+    index, query_ends, key_ends, longest_query, longest_key = PackLayout(groups)._segments
     segments = [
         (prompt, number, length)
         for prompt, answers in groups
@@ -157,16 +136,14 @@ def test_the_varlen_call_keeps_to_its_contract(groups):
     layout = PackLayout(groups)
     parts = [part.detach().to(torch.bfloat16).requires_grad_() for part in tensors(layout.num_tokens)]
     weight = torch.randn(1, layout.num_tokens, 4, 8)
-    whole = torch.arange(layout.num_tokens)
-    for places, segments in zip((whole, layout.read), layout._segments, strict=True):
-        with patch.object(attention, "flash_attn_varlen_func", documented_varlen):
-            out = layout._flash(parts[0][:, :, places], *parts[1:], 0.3, segments)
-        oracle = dense(groups, *(part.float() for part in parts), 0.3)[:, places]
-        assert out.shape == oracle.shape
-        torch.testing.assert_close(out.float(), oracle, rtol=0.02, atol=0.02)
-        sides = [torch.autograd.grad((side * weight[:, places]).sum(), parts) for side in (out, oracle)]
-        for ours, theirs in zip(*sides, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.1)
+    with patch.object(attention, "flash_attn_varlen_func", documented_varlen):
+        out = layout._flash(*parts, 0.3)
+    oracle = dense(groups, *(part.float() for part in parts), 0.3)
+    assert out.shape == oracle.shape
+    torch.testing.assert_close(out.float(), oracle, rtol=0.02, atol=0.02)
+    sides = [torch.autograd.grad((side * weight).sum(), parts) for side in (out, oracle)]
+    for ours, theirs in zip(*sides, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.1)
 
 
 def test_the_stand_in_tells_the_alignments_apart():

@@ -53,7 +53,7 @@ def test_the_dispatcher_knows_them():
 def test_sides_that_differ_are_an_error():
     """A benchmark of two different computations raises."""
     policy, parameters = benchmark_engine.build("attn")
-    pack = benchmark_engine.make_pack([benchmark_engine.random_group(8, [3, 2])])
+    pack = benchmark_engine.make_pack([benchmark_engine.random_bundle(8, [3, 2])])
     one = benchmark_engine.gradients(parameters, policy.response_logprobs(pack))
     with pytest.raises(ValueError, match="differ by"):
         benchmark_engine.check_equal("x", one, [2 * gradient for gradient in one], 1e-3)

@@ -12,23 +12,29 @@ from tiny_model import tiny_policy
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rmsweb.engine.distributed import Ranks, ranks, read_weights, samples_by_layer, shard, unsharded, whole
+from rmsweb.engine.distributed import (
+    Ranks,
+    ranks,
+    read_weights,
+    samples_by_layer,
+    shard_policy,
+    unsharded,
+    whole,
+)
 from rmsweb.engine.lora import add_lora, lora_layers
-from rmsweb.engine.packing import Group, make_pack
+from rmsweb.engine.packing import Bundle, make_pack
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import sample
 from rmsweb.records import Message, Text
 
 
 def test_one_process_needs_nothing(monkeypatch):
-    """Without torchrun there is one rank, and sums and gathers are the values themselves."""
+    """Without torchrun there is one rank, and what it gathers is its own value."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with ranks("cpu") as alone:
         assert (alone.rank, alone.world_size, alone.is_main) == (0, 1, True)
-        assert alone.sum({"a": 2.5}) == {"a": 2.5}
         assert alone.gather("x") == ["x"]
-        alone.barrier()
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda"])
@@ -41,7 +47,7 @@ def test_an_impossible_device_is_an_error(monkeypatch, device):
 
 def group_of(policy, count):
     prompt = policy.encode_prompt([Message(role="user", parts=(Text(tag="task", text="press"),))], None)
-    return Group(prompt, tuple(policy.encode_response("ab" * (i + 1)) for i in range(count)))
+    return Bundle(prompt, tuple(policy.encode_response("ab" * (i + 1)) for i in range(count)))
 
 
 def free_port():
@@ -78,7 +84,6 @@ class Traffic(TorchDispatchMode):
 def _plain_worker(rank, port):
     join(rank, port)
     with ranks("cpu") as here:
-        assert here.sum({"b": 1.0, "a": float(rank)}) == {"a": 1.0, "b": 2.0}
         assert here.gather({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
         here.agree({"lr": 1.0, "out": "same"})
         with pytest.raises(ValueError, match=r"ranks disagree on lr: 0 on rank 0, 1 on rank 1"):
@@ -95,10 +100,8 @@ def _plain_worker(rank, port):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_two_ranks():
-    """Sums, gathers and gradients over two ranks, these in one collective; a flag that differs is named on
-    both.
-    """
+def test_two_ranks_gather_and_sum_gradients_and_name_what_differs():
+    """Gradients are summed in one collective; a flag that differs is named on both ranks."""
     mp.spawn(_plain_worker, args=(free_port(),), nprocs=2)
 
 
@@ -107,7 +110,7 @@ def sharded_policy(folder, here):
     policy = PolicyModel.load(folder, device="meta")
     torch.manual_seed(7)
     add_lora(policy.model, rank=2, alpha=4)
-    shard(policy, here)
+    shard_policy(policy, here)
     return policy
 
 
@@ -127,7 +130,7 @@ def _sharded_worker(rank, port, folder, expected, drawn, adapters):
         pack = make_pack([group_of(policy, 3)])
         torch.testing.assert_close(policy.response_logprobs(pack).detach(), expected, rtol=1e-5, atol=1e-6)
         for by_layer in (False, True):
-            policy.scorer.by_layer = by_layer
+            policy.by_layer = by_layer
             with (
                 Traffic() as traffic,
                 unsharded(policy),
@@ -173,6 +176,15 @@ def empty_model(folder):
     return policy.model
 
 
+@pytest.fixture
+def one_process():
+    """A group of this process alone: sharded weights are read by processes that torchrun started."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
 def test_weights_that_do_not_fit_are_named(tmp_path):
     """A missing tensor, one too many, another shape, no file."""
     policy = tiny_policy()
@@ -218,7 +230,7 @@ def test_half_an_environment_is_an_error(monkeypatch, given):
 def test_one_process_cannot_shard():
     """--shard needs several processes."""
     with pytest.raises(ValueError, match="--shard"):
-        shard(tiny_policy(), Ranks(0, 1, torch.device("cpu")))
+        shard_policy(tiny_policy(), Ranks(0, 1, torch.device("cpu")))
 
 
 @pytest.mark.parametrize(

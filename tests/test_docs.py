@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,23 +10,9 @@ import pytest
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "rmsweb"
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-# Pages that name code as module.name; older pages name files and situations.
-CODE_PAGES = [
-    page for page in PAGES if page.stem not in ("browser", "engine", "faults", "situations", "study")
-]
-PATH = re.compile(r"[\w./-]+\.(?:py|sh|js|md|json|svg|txt|toml|css|cff)|[\w./-]+/")
-# Files of run folders and of checkpoints, which documents name and the checkout does not hold.
-RUN_FILES = {
-    "config.json",
-    "env.json",
-    "report.json",
-    "summary.json",
-    "prompt_config.json",
-    "preprocessor_config.json",
-    "screenshots/",
-}
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 POLICIES = (
     "base",
     "SFT",
@@ -38,11 +23,6 @@ POLICIES = (
 )
 
 
-def cells(line: str) -> list[str]:
-    """The cells of a table's row."""
-    return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else [""]
-
-
 def names_in(file: Path) -> set[str]:
     """Names of a file's test functions."""
     return {
@@ -50,6 +30,90 @@ def names_in(file: Path) -> set[str]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
+
+
+def names_of(tree: ast.Module | ast.ClassDef) -> set[str]:
+    """What a module or a class defines: functions, classes, and assigned names."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {
+                item.id for target in targets for item in ast.walk(target) if isinstance(item, ast.Name)
+            }
+    return found
+
+
+def is_defined(name: str) -> bool:
+    """Whether a dotted name below the package is a room, or something that the room's source defines."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        place = PACKAGE.joinpath(*parts[:count])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.is_file():
+            scope: ast.Module | ast.ClassDef = ast.parse(file.read_text(encoding="utf-8"))
+            for part in parts[count:]:
+                if part not in names_of(scope):
+                    return False
+                classes = [
+                    node for node in scope.body if isinstance(node, ast.ClassDef) and node.name == part
+                ]
+                scope = classes[0] if classes else ast.Module(body=[], type_ignores=[])
+            return True
+    return False
+
+
+def table_rows(document: Path) -> list[str]:
+    """The rows of a document's tables."""
+    return [line for line in document.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+
+
+def cells(row: str) -> list[str]:
+    """The cells of a table's row."""
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+TABLES = [
+    README,
+    *(DOCS / f"{name}.md" for name in ("constants", "extending", "metrics", "rulings", "walkthrough")),
+]
+
+
+@pytest.mark.parametrize("document", TABLES, ids=lambda path: path.stem)
+def test_every_path_in_a_table_exists(document: Path) -> None:
+    """A path counts from the checkout, from the package, or from a folder that the same row names."""
+    missing = []
+    for row in table_rows(document):
+        words = [word for word in re.findall(r"`([^`\s]+)`", row) if "::" not in word]
+        bases = [ROOT, PACKAGE, *(ROOT / word for word in words if word.endswith("/")), TESTS]
+        for word in words:
+            is_path = word.endswith("/") or re.search(r"\w\.(py|js|sh|md|svg|toml|cff)$", word)
+            if is_path and not any((base / word).exists() for base in bases):
+                missing.append(word)
+    assert not missing
+
+
+@pytest.mark.parametrize("document", TABLES, ids=lambda path: path.stem)
+def test_every_name_in_a_table_is_defined(document: Path) -> None:
+    """`room.name` in a table is a function, class or constant of that room (read from its source)."""
+    rooms = {path.stem for path in PACKAGE.iterdir()}
+    names = [
+        name
+        for row in table_rows(document)
+        for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", row)
+        if name.split(".")[0] in rooms and not re.search(r"\.(py|js|md|jsonl|json)$", name)
+    ]
+    assert not [name for name in names if not is_defined(name)]
+    assert names or document.stem != "README"
+
+
+def test_the_readme_stays_short() -> None:
+    """README.md has at most 150 lines of at most 160 columns."""
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 160
 
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.stem)
@@ -68,9 +132,45 @@ def test_named_tests_exist(document: Path) -> None:
         if not (TESTS / name).is_file()
     ]
     assert not missing
-    assert known or document.stem not in ("constants", "faults", "metrics", "study"), (
+    assert known or document.stem not in ("README", "constants", "extending", "faults", "study"), (
         f"{document} names no test"
     )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link to a file of the checkout finds it."""
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_walkthrough_names_code_that_exists() -> None:
+    """Its sentences name the function of each step."""
+    text = (DOCS / "walkthrough.md").read_text(encoding="utf-8")
+    names = re.findall(r"`((?:salvage|engine|browser|prompt|records)\.[\w.]+)`", text)
+    assert len(names) > 15
+    assert [name for name in names if not is_defined(name)] == []
+
+
+def test_the_readmes_results_are_those_of_the_study() -> None:
+    """README's one table repeats the study's column of all seeds."""
+    study = table_rows(DOCS / "study.md")
+    measured = {row[0]: row[-1] for row in map(cells, study) if len(row) == 5 and row[0] in POLICIES}
+    rows = [row for row in map(cells, table_rows(README)) if row[0] in POLICIES]
+    assert [row[0] for row in rows] == list(measured) == list(POLICIES)
+    for name, value, difference in rows:
+        assert value == measured[name]
+        assert all(number in "".join(study) for number in re.findall(r"[+-][\d.]+", difference))
+
+
+def test_the_picture_is_sound() -> None:
+    """docs/loop.svg is XML, fits a page, and names the five scripts."""
+    root = ElementTree.parse(DOCS / "loop.svg").getroot()
+    assert int(root.get("width", "0")) <= 1000
+    words = " ".join("".join(node.itertext()) for node in root.iter() if node.tag.endswith("text"))
+    scripts = set(re.findall(r"\w+\.py", words))
+    assert len(scripts) == 5
+    assert all((ROOT / script).is_file() for script in scripts)
 
 
 def test_every_situation_has_a_test() -> None:
@@ -97,129 +197,3 @@ def test_every_fault_has_a_guard_and_a_test_or_cannot_occur() -> None:
     ]
     assert [int(row[0]) for row in rows] == list(range(1, 31))
     assert all("::test_" in row[4] or row[3].strip().startswith("cannot occur: ") for row in rows)
-
-
-# ----------------------------------------------------------------------------------------- names and places
-
-
-def code_names(page: Path) -> list[str]:
-    """What a page has in code quotes, code blocks left out."""
-    return re.findall(
-        r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    )
-
-
-def members(body: Iterable[ast.stmt]) -> dict[str, ast.stmt]:
-    """The names that statements define: functions, classes, constants and fields."""
-    found: dict[str, ast.stmt] = {}
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name] = node
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        names = [name for target in targets if target is not None for name in ast.walk(target)]
-        found |= {name.id: node for name in names if isinstance(name, ast.Name)}
-    return found
-
-
-def module_of(name: str) -> tuple[Path, list[str]] | None:
-    """The file of the longest part of a dotted name that is a module, and the rest of the name."""
-    parts = name.split(".")
-    for cut in range(len(parts), 0, -1):
-        for base in (ROOT / "rmsweb", ROOT):
-            file = base.joinpath(*parts[:cut]).with_suffix(".py")
-            package = base.joinpath(*parts[:cut], "__init__.py")
-            if file.is_file() or package.is_file():
-                return (file if file.is_file() else package), parts[cut:]
-    return None
-
-
-def exists(name: str) -> bool:
-    """Whether a dotted name is a module, or what a module defines, or a member of a class."""
-    found = module_of(name)
-    if found is None:
-        return False
-    file, rest = found
-    body = ast.parse(file.read_text(encoding="utf-8")).body
-    for part in rest:
-        node = members(body).get(part)
-        if node is None:
-            return False
-        body = node.body if isinstance(node, ast.ClassDef) else []
-    return True
-
-
-@pytest.mark.parametrize("page", CODE_PAGES, ids=lambda path: path.stem)
-def test_named_code_exists(page: Path) -> None:
-    """A name such as `salvage.gating.gate` is a module, a function, a class or a constant of the package."""
-    dotted = [name for name in code_names(page) if re.fullmatch(r"[a-z_]\w*(\.\w+)+", name)]
-    named = [name for name in dotted if not PATH.fullmatch(name) and module_of(name) is not None]
-    assert [name for name in named if not exists(name)] == []
-    assert named or page.stem in ("CONTRIBUTING", "README", "constants")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_named_files_exist(page: Path) -> None:
-    """A path in code quotes is in the checkout, in the package, or beside the file that it is named after."""
-    bases = (ROOT, ROOT / "rmsweb", DOCS, TESTS, ROOT / "scripts", ROOT / "rmsweb" / "browser")
-    paths = [
-        name for name in code_names(page) if PATH.fullmatch(name) and not name.startswith(("/", "runs/"))
-    ]
-    wanted = [name for name in paths if name not in RUN_FILES]
-    assert [name for name in wanted if not any((base / name).exists() for base in bases)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    """A link to a file of the checkout finds it."""
-    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
-
-
-def test_names_of_the_papers_table_exist() -> None:
-    """Each row of README's table from the paper to the code names code and a test; a bare name belongs to the
-    module named before it.
-    """
-    section = README.read_text(encoding="utf-8").split("## From the paper to the code")[1].split("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) > 20
-    missing = []
-    for _, code, test in rows:
-        module = ""
-        for name in re.findall(r"`([^`]+)`", code):
-            full = name.removesuffix(".py") if "." in name or not module else f"{module}.{name}"
-            if found := module_of(full):
-                module = ".".join(full.split(".")[: len(full.split(".")) - len(found[1])])
-            missing += [] if exists(full) else [full]
-        missing += [] if re.fullmatch(r"`test_\w+\.py::test_\w+`", test) else [test]
-    assert missing == []
-
-
-def test_readme_is_short() -> None:
-    """At most 150 lines of at most 160 columns."""
-    lines = README.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 150
-    assert [line for line in lines if len(line) > 160] == []
-
-
-def test_readmes_results_are_those_of_the_study() -> None:
-    """README's one table repeats the column of all seeds."""
-    study = (DOCS / "study.md").read_text(encoding="utf-8")
-    measured = {
-        row[0]: row[-1] for row in map(cells, study.splitlines()) if len(row) == 5 and row[0] in POLICIES
-    }
-    rows = [row for row in map(cells, README.read_text(encoding="utf-8").splitlines()) if row[0] in measured]
-    assert [row[0] for row in rows] == list(measured) == list(POLICIES)
-    for name, value, difference in rows:
-        assert value == measured[name]
-        points = re.search(r"[+-][\d.]+ \([^)]*\)", difference)
-        assert name == "base" or (points is not None and points[0] in study)
-
-
-def test_the_picture_is_sound() -> None:
-    """docs/loop.svg is XML, fits a page, and names scripts that exist."""
-    root = ElementTree.parse(DOCS / "loop.svg").getroot()
-    assert int(root.get("width", "0")) <= 1000
-    words = " ".join("".join(node.itertext()) for node in root.iter() if node.tag.endswith("text"))
-    scripts = set(re.findall(r"\w+\.py", words))
-    assert len(scripts) == 5
-    assert all((ROOT / script).is_file() for script in scripts)

@@ -5,17 +5,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmsweb.engine.packing import EncodedPrompt, Group, cost, deal, dummy_pack, make_pack, plan_packs, select
+from rmsweb.engine.packing import (
+    Bundle,
+    EncodedPrompt,
+    Packable,
+    bundles_in,
+    cost,
+    deal_packs,
+    dummy_pack,
+    make_pack,
+    plan_packs,
+)
 
 LENGTHS = st.lists(
     st.tuples(st.integers(1, 30), st.lists(st.integers(1, 20), max_size=6).map(tuple)), max_size=8
 )
 
 
-def text_group(prompt: int, answers: tuple[int, ...], first: int = 0) -> Group:
+def text_bundle(prompt: int, answers: tuple[int, ...], first: int = 0) -> Bundle:
     ids = torch.arange(first, first + prompt)
     encoded = EncodedPrompt(ids, torch.arange(prompt).expand(3, -1), prompt, ids[:0])
-    return Group(encoded, tuple(torch.full((length,), 1000 + length) for length in answers))
+    return Bundle(encoded, tuple(torch.full((length,), 1000 + length) for length in answers))
 
 
 @given(LENGTHS, st.integers(1, 60))
@@ -37,7 +47,7 @@ def test_every_answer_lies_in_exactly_one_bin_within_the_budget(lengths, budget)
 @given(st.lists(st.floats(0.1, 100), max_size=20), st.integers(1, 5))
 def test_dealing_gives_every_rank_equally_many(costs, ranks):
     """Each pack goes to one rank; dummies fill up; no rank carries more than an even share plus one pack."""
-    hands = deal(costs, ranks)
+    hands = deal_packs(costs, ranks)
     assert len({len(hand) for hand in hands}) <= 1
     assert sorted(pack for hand in hands for pack in hand if pack is not None) == list(range(len(costs)))
     load = [sum(costs[pack] for pack in hand if pack is not None) for hand in hands]
@@ -48,7 +58,7 @@ def test_a_pack_lays_groups_in_a_row():
     """Positions restart at the prompt's end, and the first token of an answer is predicted by the prompt's
     last one.
     """
-    pack = make_pack([text_group(3, (2, 1)), text_group(2, (1,), 10)])
+    pack = make_pack([text_bundle(3, (2, 1)), text_bundle(2, (1,), 10)])
     assert pack.ids[0].tolist() == [0, 1, 2, 1002, 1002, 1001, 10, 11, 1001]
     assert pack.positions[1, 0].tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2]
     assert pack.source.tolist() == [2, 3, 2, 7]
@@ -56,10 +66,11 @@ def test_a_pack_lays_groups_in_a_row():
     assert pack.response_lengths == (2, 1, 1)
 
 
-def test_selecting_a_bin_keeps_the_prompt_with_its_answers():
-    """A group that is split over bins repeats its prompt."""
-    groups = [text_group(10, (5, 5, 5))]
-    parts = [select(groups, content)[0] for content in plan_packs([group.lengths for group in groups], 20)]
+def test_a_bundle_split_over_bins_repeats_its_prompt():
+    """Every bin holds the prompt with its own part of the answers."""
+    groups = [text_bundle(10, (5, 5, 5))]
+    items = [Packable(group.lengths, lambda group=group: group) for group in groups]
+    parts = [bundles_in(content, items)[0] for content in plan_packs([group.lengths for group in groups], 20)]
     assert [part.lengths for part in parts] == [(10, (5, 5)), (10, (5,))]
 
 

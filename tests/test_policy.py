@@ -1,5 +1,6 @@
 """Laws of the policy: template, pictures, positions, log-probabilities, files."""
 
+import copy
 import io
 import json
 
@@ -15,8 +16,9 @@ from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rmsweb.engine import policy as policy_room
-from rmsweb.engine.packing import Group, make_pack
-from rmsweb.engine.policy import PixelFormat, PolicyModel, checkpoint_layers, patchify, token_logprobs
+from rmsweb.engine.packing import Bundle, make_pack
+from rmsweb.engine.patches import PixelFormat, patchify
+from rmsweb.engine.policy import PolicyModel, recompute_layers, token_logprobs
 from rmsweb.prompt import PromptConfig, image_tokens
 from rmsweb.records import Image, Message, Text, sha256_text
 
@@ -46,7 +48,7 @@ def user(*parts):
 
 
 def with_answers(policy, root, messages, answers):
-    return Group(
+    return Bundle(
         policy.encode_prompt(messages, root), tuple(policy.encode_response(answer) for answer in answers)
     )
 
@@ -71,7 +73,7 @@ def library_logprobs(policy, group, answer):
     return logits.gather(1, answer[:, None])[:, 0]
 
 
-def test_template_is_the_papers(pictures):
+def test_the_template_is_the_papers(pictures):
     """qwen3_vl_nothink: no default system message, no thinking block, the picture where it stands."""
     root, (wide, _) = pictures
     messages = [
@@ -80,7 +82,10 @@ def test_template_is_the_papers(pictures):
     ]
     ids = POLICY.encode_prompt(messages, root).ids
     pads = "<|image_pad|>" * image_tokens(160, 96, SMALL_PROMPT)
-    expected = f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>Buy it.\n<|im_end|>\n<|im_start|>assistant\n"
+    expected = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
+        f"<|vision_start|>{pads}<|vision_end|>Buy it.\n<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert POLICY.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == expected
     assert ids.tolist() == POLICY.tokenizer(expected)["input_ids"]
     assert POLICY.prompt_length(messages) == len(ids)
@@ -173,7 +178,7 @@ def test_packed_equals_separate_and_the_library(pictures):
     gradients = torch.autograd.grad((packed * weights).sum(), parameters, allow_unused=True)
     alone = torch.cat(
         [
-            policy.response_logprobs(make_pack([Group(g.prompt, (answer,))]))
+            policy.response_logprobs(make_pack([Bundle(g.prompt, (answer,))]))
             for g in groups
             for answer in g.responses
         ]
@@ -194,40 +199,49 @@ def test_a_sampled_image_token_is_an_ordinary_token(pictures):
     root, (wide, _) = pictures
     group = with_answers(POLICY, root, user(wide, "x"), ["ok"])
     answer = torch.tensor([POLICY.model.config.image_token_id, POLICY.end_id])
-    assert POLICY.response_logprobs(make_pack([Group(group.prompt, (answer,))])).isfinite().all()
+    assert POLICY.response_logprobs(make_pack([Bundle(group.prompt, (answer,))])).isfinite().all()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_chunked_logprobs_equal_full_ones(monkeypatch, temperature):
+def test_chunked_logprobs_equal_full_ones(monkeypatch):
     """Chunks with recomputation give the values and gradients of one full softmax."""
     head = torch.nn.Linear(8, 50, bias=False)
     hidden, targets = torch.randn(23, 8, requires_grad=True), torch.randint(0, 50, (23,))
     results = []
     for size in (1 << 24, 250):
         monkeypatch.setattr(policy_room, "LOGIT_CHUNK", size)
-        out = token_logprobs(hidden, head, targets, temperature)
+        out = token_logprobs(hidden, head, targets)
         results.append(
             [out, *torch.autograd.grad((out * torch.linspace(0, 1, 23)).sum(), [hidden, head.weight])]
         )
-    full = (head(hidden) / temperature).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    full = head(hidden).log_softmax(-1).gather(1, targets[:, None])[:, 0]
     torch.testing.assert_close(results[0][0], full)
     for one, many in zip(*results, strict=True):
         torch.testing.assert_close(one, many)
 
 
 def test_recomputed_layers_give_the_same_gradients(pictures):
-    """Activation checkpointing of the decoder layers changes nothing."""
+    """Activation checkpointing runs every decoder layer once more in backward and changes no bit, in a copy
+    of the model as well; without gradient nothing is recomputed.
+    """
     root, (wide, _) = pictures
+    plain, recomputing = tiny_policy(std=0.05), tiny_policy(std=0.05)
+    recompute_layers(recomputing.model)
+    copied = PolicyModel(copy.deepcopy(recomputing.model), recomputing.tokenizer, prompt_config=SMALL_PROMPT)
     gradients = []
-    for recompute in (False, True):
-        policy = tiny_policy(std=0.05)
-        if recompute:
-            checkpoint_layers(policy.model)
+    for policy, times in ((plain, 1), (recomputing, 2), (copied, 2)):
+        calls = []
+        for layer in policy.model.model.language_model.layers:
+            layer.mlp.register_forward_pre_hook(lambda module, _, calls=calls: calls.append(module))
+        policy.model.train()
         pack = make_pack([with_answers(policy, root, user(wide, "x"), ["a", "bc"])])
         policy.response_logprobs(pack).sum().backward()
+        assert [calls.count(layer.mlp) for layer in policy.model.model.language_model.layers] == [times] * 2
+        with policy.evaluating():
+            policy.response_logprobs(pack)
+        assert len(calls) == 2 * times + 2
         gradients.append([p.grad for p in policy.model.parameters() if p.grad is not None])
-    for plain, recomputed in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, recomputed)
+    for expected, *found in zip(*gradients, strict=True):
+        assert all(torch.equal(gradient, expected) for gradient in found)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -259,7 +273,7 @@ def test_saved_equals_loaded_equals_from_pretrained(tmp_path, pictures, tied):
 
 def test_half_precision_files_load_as_float32(tmp_path):
     """Weights stored in half precision are float32 in memory on a CPU."""
-    POLICY.save(tmp_path, dtype=torch.float16)
+    POLICY.save(tmp_path, {name: tensor.half() for name, tensor in POLICY.model.state_dict().items()})
     loaded = PolicyModel.load(tmp_path)
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.float16}
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}

@@ -11,15 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from killing import rows
-from rl_world import INDICES, mined, wavering_policy, write_states
+from rl_world import INDICES, mined, rl_states, wavering_policy, write_states
 from safetensors.torch import load_file
-from sft_world import step_sample, write_run
+from sft_world import sft_items, step_sample, write_run
 from tiny_model import tiny_checkpoint
 
 import train_rl
@@ -95,14 +94,14 @@ def one_rank_accepts_nothing(root, seed):
     """Whether in the first step one of two ranks samples no accepted group while the other does."""
     config = train_rl.parse_config(train_rl.Config, rl_flags(root, root / "unused", "--seed", str(seed)))
     policy = PolicyModel.load(root / "wavering")
-    states, _ = train_rl.read_states(config.states, policy, config, "train")
+    states = rl_states(config, policy)
     alone = Ranks(0, 1, torch.device("cpu"))
     found = generate(
         policy,
         alone,
         states,
         Prompts(policy),
-        config.step_config(),
+        config.step,
         step=0,
         position=0,
         report=lambda text: None,
@@ -190,23 +189,15 @@ def test_the_sft_data_is_hard(world, tmp_path):
     """
     config = train_sft.parse_config(train_sft.Config, sft_flags(world, tmp_path))
     policy = PolicyModel.load(world / "tiny")
-    data = train_sft.read_data(config.samples, policy, config, "train", "")
-    assert len(set(data.lengths)) > 5
+    items = sft_items(config, policy)
+    assert len({item.lengths for item in items}) > 5
     seen, dummies = set(), 0
     for step in range(3):
-        batch = train_sft.epoch_order(config, 0, len(data.samples))[step * 4 : step * 4 + 4]
-        lengths = [data.lengths[i] for i in batch]
+        order = train_sft.epoch_order(config.seed, 0, len(items))[step * 4 : step * 4 + 4]
+        batch = [items[i] for i in order]
         for count in (2, 4):
-            group = partial(data.group, policy)
             ranks = [Ranks(rank, count, torch.device("cpu")) for rank in range(count)]
-            packs = [
-                list(
-                    rank_packs(
-                        policy, rank, lengths, lambda i, batch=batch, group=group: group(batch[i]), 150
-                    )
-                )
-                for rank in ranks
-            ]
+            packs = [list(rank_packs(policy, rank, batch, 150)) for rank in ranks]
             seen.add((count, *(any(item.pack.pixel_values is not None for item in own) for own in packs)))
             dummies += sum(not item.answers for own in packs for item in own)
     assert {(2, True, False), (2, False, True)} & seen

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rmsweb.records import Judgement, StepSample, Trajectory, read_records
+from rmsweb.jsonl import read_records
+from rmsweb.records import Judgement, StepSample, Trajectory
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.browser
@@ -141,7 +142,7 @@ def test_collection_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Pat
 
 
 def test_evaluation_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Path) -> None:
-    """After the kill every task has each of its runs exactly once, and the summary has the right denominator."""
+    """After the kill every task has each of its runs exactly once, and the summary counts all of them."""
     out = tmp_path / "run"
     flags = [
         "--tasks",

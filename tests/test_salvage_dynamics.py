@@ -58,9 +58,12 @@ def test_gap_is_the_mean_over_states_that_have_a_wrong_rollout(
 
 
 def test_a_masked_mean_ignores_what_is_masked() -> None:
-    """A masked mean ignores what stands elsewhere; a rollout's perplexity weighs rollouts, not tokens."""
+    """A masked mean takes no other value in, not even NaN."""
     assert d.masked_mean(torch.tensor([1.0, math.nan, 3.0]), torch.tensor([1, 0, 1])) == 2.0
-    assert d.masked_mean(torch.zeros(2), torch.zeros(2)) is None
+
+
+def test_log_perplexity_weighs_rollouts_and_not_tokens() -> None:
+    """Every rollout counts once, however long it is; an empty one does not count."""
     assert d.log_perplexity([torch.tensor([-1.0, -3.0]), torch.tensor([-5.0]), torch.zeros(0)]) == 3.5
 
 
@@ -91,8 +94,8 @@ def test_loss_statistics_divide_by_their_own_counts() -> None:
     }
 
 
-def test_nothing_counted_gives_zeros() -> None:
-    """A step without groups has statistics of 0."""
+def test_a_step_without_groups_has_statistics_of_zero() -> None:
+    """Nothing divides by a count of 0."""
     assert set(d.loss_statistics({}).values()) == {0.0}
     assert set(d.generation_statistics([]).pop("cells")) == set()
     assert d.preference_gap([]) == {"gap": 0.0, "correct_logprob": 0.0, "wrong_logprob": 0.0, "gap_groups": 0}

@@ -34,9 +34,7 @@ def test_std_is_the_bessel_corrected_one(values: list[float]) -> None:
 
 @given(rewards)
 def test_gate_is_equation_1(values: list[float]) -> None:
-    """k is sigma >= 0.10 and max >= 0.55; an accepted group's advantages are (r - mean) / (sigma + 1e-6), a
-    rejected group's exactly 0.
-    """
+    """k_g is 1[sigma >= 0.10] 1[max >= 0.55], and A is k_g (r - mean) / (sigma + 1e-6)."""
     found, std, mean = g.gate(values), g.sample_std(values), sum(values) / len(values)
     assert found.accepted == (std >= 0.10 and max(values) >= 0.55)
     expected = [(value - mean) / (std + 1e-6) for value in values] if found.accepted else [0.0] * len(values)
@@ -68,9 +66,7 @@ def test_gate_does_not_depend_on_order(values: list[float], random: Random) -> N
     st.sampled_from([0.0, 0.10]),
 )
 def test_uniform_groups_are_rejected(value: float, size: int, kind: type, min_std: float) -> None:
-    """A group whose rewards are all equal has sigma exactly 0 and is rejected, whatever the value, the float
-    type and the variant.
-    """
+    """Equal rewards have sigma exactly 0 and are rejected, whatever value, float type and variant."""
     found = g.gate([kind(value)] * size, min_std=min_std, min_competent=None)
     assert found.std == 0.0
     assert not found.accepted
@@ -112,7 +108,7 @@ def test_seven_to_one_passes_and_eight_to_none_does_not() -> None:
     assert g.gate([0.7] * 8).std == 0.0
 
 
-def test_worked_case() -> None:
+def test_the_worked_case_gives_its_advantages() -> None:
     """The worked case: sigma and advantages of groups A and B to 1e-9."""
     a, b = g.gate([1.0, 0.3]), g.gate([0.3, 0.0])
     assert a.std == pytest.approx(0.494974747, abs=1e-9)
@@ -146,7 +142,7 @@ def test_dapo_needs_no_competence(values: list[float]) -> None:
 # ------------------------------------------------------------------------------------------ refill, selection
 
 
-def test_s_of_the_paper() -> None:
+def test_retained_groups_at_the_papers_sizes() -> None:
     """S = 16 floor(min(D, 64) / 16) for every D in 0..200; so S is one of 0, 16, 32, 48, 64."""
     for rejected in range(201):
         expected = max(s for s in (0, 16, 32, 48, 64) if s <= rejected)
@@ -154,7 +150,9 @@ def test_s_of_the_paper() -> None:
 
 
 @given(st.integers(0, 200), st.integers(1, 70), st.integers(1, 20))
-def test_s_in_general(rejected: int, train_batch: int, mini_batch: int) -> None:
+def test_s_is_the_largest_multiple_of_m_within_d_and_b(
+    rejected: int, train_batch: int, mini_batch: int
+) -> None:
     """S is the largest multiple of M that exceeds neither D nor B."""
     s = g.num_retained(rejected, train_batch=train_batch, mini_batch=mini_batch)
     assert s % mini_batch == 0
@@ -165,9 +163,7 @@ def test_s_in_general(rejected: int, train_batch: int, mini_batch: int) -> None:
 def test_every_group_ends_in_one_place(
     accepted: list[bool], train_batch: int, mini_batch: int, salvage: bool
 ) -> None:
-    """Accepted, dropped and rejected (retained or unused) groups are all generated groups; the first to
-    arrive are kept.
-    """
+    """Every generated group is accepted, dropped, retained or unused, and the first to arrive are kept."""
     found = g.select_groups(accepted, train_batch=train_batch, mini_batch=mini_batch, salvage=salvage)
     everything = found.accepted + found.dropped + found.retained + found.unused
     assert sorted(everything) == list(range(len(accepted)))
@@ -184,9 +180,7 @@ def test_every_group_ends_in_one_place(
 def test_refill_stops_at_b_accepted_or_at_the_cap(
     arriving: list[int], train_batch: int, max_batches: int
 ) -> None:
-    """Generation goes on exactly while fewer than B groups are accepted and fewer than the cap's batches were
-    generated.
-    """
+    """Generation goes on exactly while fewer than B groups are accepted and the cap is not reached."""
     accepted, batches = 0, 0
     while g.needs_refill(accepted, batches, train_batch=train_batch, max_batches=max_batches):
         assert accepted < train_batch
@@ -198,9 +192,7 @@ def test_refill_stops_at_b_accepted_or_at_the_cap(
 
 @given(flags, st.integers(1, 12), st.integers(1, 6))
 def test_dealing_is_even(accepted: list[bool], train_batch: int, mini_batch: int) -> None:
-    """Mini-batches hold every selected group once, at most M each, as few as possible; sizes and the number
-    of each kind differ by at most 1.
-    """
+    """Every selected group is dealt once, and mini-batches differ by at most 1 in size and in each kind."""
     found = g.select_groups(accepted, train_batch=train_batch, mini_batch=mini_batch)
     dealt = g.deal_mini_batches(found, mini_batch=mini_batch)
     chosen = found.accepted + found.retained
@@ -213,13 +205,13 @@ def test_dealing_is_even(accepted: list[bool], train_batch: int, mini_batch: int
 
 
 @pytest.mark.parametrize("s", [0, 16, 32, 48, 64])
-def test_steps_at_the_papers_sizes(s: int) -> None:
+def test_a_step_of_the_papers_sizes_has_4_and_s_16th_mini_batches(s: int) -> None:
     """With 64 accepted groups and S retained ones there are 4 + S / 16 full mini-batches of 16."""
     found = g.select_groups([True] * 64 + [False] * (s + 15), train_batch=64, mini_batch=16)
     assert [len(batch) for batch in g.deal_mini_batches(found, mini_batch=16)] == [16] * (4 + s // 16)
 
 
-def test_short_steps() -> None:
+def test_a_short_step_has_as_few_mini_batches_as_it_can() -> None:
     """At the cap: accepted alone, salvage alone, or nothing at all (no mini-batch: the step is skipped)."""
 
     def sizes(accepted: int, rejected: int) -> list[int]:
@@ -229,6 +221,3 @@ def test_short_steps() -> None:
     assert sizes(5, 3) == [3, 2]
     assert sizes(0, 9) == [4, 4]
     assert sizes(0, 3) == []
-
-
-# ------------------------------------------------------------------------------------------------- statistics

@@ -46,9 +46,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, scales: tuple[float, ...] = (0.05, 1.0, 30.0)) -> Case:
-    """Ragged groups, accepted and rejected, with masks, targets and log-ratios from tiny to beyond every
-    clamp.
-    """
+    """Ragged groups of both kinds, with masks, targets and log-ratios from tiny to beyond every clamp."""
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     num_rollouts, num_groups, count = (
         draw(st.integers(1, 4)),
@@ -205,7 +203,7 @@ def test_worked_case_to_1e_9() -> None:
     assert loop_loss(case, PAPER) == pytest.approx(0.006146142026, **near)
 
 
-def test_constants_of_the_paper() -> None:
+def test_default_weights_and_clips_are_the_papers() -> None:
     """App. G: clip 0.2 and 0.32, lambda 0.10, beta 1e-3, sequence means of token means; dual clip off."""
     assert (PAPER.clip_low, PAPER.upper_clip, PAPER.salvage_weight, PAPER.kl_weight) == (
         0.2,
@@ -221,9 +219,7 @@ def test_constants_of_the_paper() -> None:
 def test_gradient_does_not_depend_on_split_or_order(
     case: Case, config: o.ObjectiveConfig, data: st.DataObject
 ) -> None:
-    """Dealing answers to packs, micro-batches or ranks in any order changes neither the summed loss, the
-    gradients nor the statistics.
-    """
+    """Dealing answers to packs or ranks in any order changes neither loss, gradients nor statistics."""
     owner = data.draw(st.lists(st.integers(0, 2), min_size=len(case.answers), max_size=len(case.answers)))
     order = data.draw(st.permutations(range(len(case.answers))))
     whole, leaves, whole_sums = our_loss(case, config)
@@ -245,9 +241,7 @@ def test_gradient_does_not_depend_on_split_or_order(
 
 @given(cases(), configs, st.sampled_from([math.nan, math.inf, -math.inf, -1e30]))
 def test_padding_and_masked_places_do_not_exist(case: Case, config: o.ObjectiveConfig, junk: float) -> None:
-    """Anything in masked places or in padding, NaN too, leaves loss and gradients as they are and gets
-    gradient exactly 0.
-    """
+    """Whatever masked places and padding hold, NaN too, loss and gradients are as without them."""
 
     def pad(values: Tensor | None) -> Tensor | None:
         return None if values is None else torch.cat([values, torch.full((2,), junk, dtype=DOUBLE)])
@@ -267,9 +261,7 @@ def test_padding_and_masked_places_do_not_exist(case: Case, config: o.ObjectiveC
 
 @given(cases(), configs)
 def test_the_anchor_touches_the_action_span_only(case: Case, config: o.ObjectiveConfig) -> None:
-    """A rejected group's target has gradient -lambda / (M |A|) on each token of A and exactly 0 elsewhere; an
-    accepted group's has none.
-    """
+    """The gradient on a rejected group's target is -lambda / (M |A|) on A and exactly 0 elsewhere."""
     for gradient, answer in zip(gradients(case, config), case.answers, strict=True):
         if answer.is_target:
             share = (
@@ -287,9 +279,7 @@ def test_the_anchor_touches_the_action_span_only(case: Case, config: o.Objective
 
 @given(cases())
 def test_ratio_one_is_the_plain_policy_gradient(case: Case) -> None:
-    """Before the first update (new = old) the surrogate's gradient is -A / (M n R) on every token of an
-    accepted rollout.
-    """
+    """With new = old every token of an accepted rollout has gradient -A / (M n R)."""
     answers = [
         answer if answer.is_target else replace(answer, old=new)
         for answer, new in zip(case.answers, case.new, strict=True)
@@ -314,9 +304,7 @@ def test_ratio_one_is_the_plain_policy_gradient(case: Case) -> None:
 
 @given(cases(), configs)
 def test_ablations_are_the_reduced_formula(case: Case, config: o.ObjectiveConfig) -> None:
-    """lambda = 0 drops the anchor and nothing else, beta = 0 the KL and nothing else; DAPO (no rejected
-    group) has no anchor at all.
-    """
+    """lambda = 0 drops the anchor alone, beta = 0 the KL alone; no rejected group means no anchor (DAPO)."""
     sums = our_loss(case, config)[2]
     no_anchor = value_of(case, replace(config, salvage_weight=0.0))
     no_brake = value_of(case, replace(config, kl_weight=0.0))
@@ -328,9 +316,7 @@ def test_ablations_are_the_reduced_formula(case: Case, config: o.ObjectiveConfig
 
 
 def test_a_rejected_groups_rollouts_get_the_brake_and_no_surrogate() -> None:
-    """On retained rejected groups PG has no weight even where an advantage is handed over, and KL has its
-    full weight.
-    """
+    """A retained rejected group has KL at full weight and no PG, even where an advantage is handed over."""
     answer = o.Answer(
         mask=torch.ones(2, dtype=torch.bool),
         accepted=False,
@@ -365,7 +351,7 @@ def test_a_short_mini_batch_keeps_the_constant_denominator() -> None:
 
 
 def test_the_anchor_is_weak_where_the_policy_is_sure() -> None:
-    """The cross-entropy gradient on the logits is small for a confident target and large for an unlikely one."""
+    """The anchor's gradient on the logits is small for a confident target and large for an unlikely one."""
 
     def size(target_logit: float) -> float:
         logits = torch.tensor([target_logit, 0.0, 0.0], dtype=DOUBLE, requires_grad=True)
@@ -407,16 +393,16 @@ def surrogate(
         (1.4, 0.0, 0.0, 0.0, False),
     ],
 )
-def test_clipping(ratio: float, advantage: float, value: float, gradient: float, clipped: bool) -> None:
-    """The ratio is clipped to [0.8, 1.32] on the side where the gain would grow, and the gradient stops
-    there.
-    """
+def test_the_clip_stops_the_gradient_beyond_its_range(
+    ratio: float, advantage: float, value: float, gradient: float, clipped: bool
+) -> None:
+    """Outside [0.8, 1.32] the gradient stops on the side where the gain would grow."""
     found = surrogate(ratio, advantage)
     assert found[:2] == pytest.approx((value, gradient), abs=1e-12)
     assert found[2:] == (clipped, False)
 
 
-def test_dual_clip() -> None:
+def test_the_dual_clip_bounds_the_loss_of_negative_advantages() -> None:
     """With c = 3 the loss of a negative advantage stops at 3 |A|; positive ones are as before."""
     config = replace(PAPER, dual_clip=o.DUAL_CLIP)
     assert surrogate(50.0, -2.0, config) == (6.0, 0.0, False, True)
@@ -435,9 +421,7 @@ def test_the_log_ratio_is_clamped() -> None:
 
 @given(st.floats(-40, 0), st.floats(-40, 0))
 def test_k3_is_never_negative_and_zero_at_equality(new: float, ref: float) -> None:
-    """k3 lies in [0, 10], is 0 at equality, and has gradient 1 - exp(d) where no clamp binds and 0 where one
-    does.
-    """
+    """k3 is in [0, 10], 0 at equality, and its gradient is 1 - exp(d), or 0 where a clamp binds."""
     leaf = torch.tensor([new], dtype=DOUBLE, requires_grad=True)
     k3, muted = o.kl_terms(leaf, torch.tensor([ref], dtype=DOUBLE))
     d, value = clamp(ref - new, -20, 20), float(k3.detach())
@@ -450,9 +434,7 @@ def test_k3_is_never_negative_and_zero_at_equality(new: float, ref: float) -> No
 
 
 def test_k3_clamps_bind_where_they_should() -> None:
-    """d = 2.6 is free, d = 2.62 is cut at 10; a log-ratio beyond every float still gives 10 and gradient 0,
-    not NaN.
-    """
+    """d = 2.6 is free, d = 2.62 is cut at 10, and beyond every float k3 is 10 with gradient 0, not NaN."""
     new = torch.zeros(6, dtype=DOUBLE, requires_grad=True)
     k3, muted = o.kl_terms(new, torch.tensor([2.6, 2.62, -10.9, -11.1, 1000.0, math.inf], dtype=DOUBLE))
     assert k3.tolist() == pytest.approx([math.exp(2.6) - 3.6, 10.0, math.exp(-10.9) + 9.9, 10.0, 10.0, 10.0])
@@ -483,9 +465,7 @@ def test_old_and_reference_get_no_gradient() -> None:
 
 @given(cases(), configs)
 def test_statistics_are_counted_by_hand(case: Case, config: o.ObjectiveConfig) -> None:
-    """Clip fraction over accepted rollouts' tokens, ppo_kl and muted share over all rollouts' tokens, KL and
-    NLL as means over groups.
-    """
+    """Clip, muted share and ppo_kl are shares of their own tokens, KL and NLL means over groups."""
     found = loss_statistics(our_loss(case, config)[2])
     clipped, dual, pg_tokens, drift, muted, kl_tokens = 0, 0, 0, 0.0, 0, 0
     for answer, new in zip(case.answers, case.new, strict=True):

@@ -8,12 +8,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import actions, json_values, outputs, plain_text, spellings, used_indices
+from strategies import LEVELS, actions, json_values, outputs, plain_text, spellings, used_indices
 
 from rmsweb.browser.actions import ACTIONS, canonical_text, parse_action
 from rmsweb.records import Action, AgentOutput, ParseFailure
 from rmsweb.salvage.gating import gate
-from rmsweb.salvage.reward import LEVELS, RULES, Reward, action_level, align, score, soft_f1
+from rmsweb.salvage.reward import RULES, Reward, action_level, align, score, soft_f1
 
 # (action, target's parameters, predicted parameters, level)
 TABLE_4 = [
@@ -200,14 +200,14 @@ BACK = Action(name="go_back")
 
 
 @pytest.mark.parametrize(("name", "target", "predicted", "level"), TABLE_4)
-def test_table_4(name: str, target: dict, predicted: dict, level: float) -> None:
+def test_levels_are_those_of_table_4(name: str, target: dict, predicted: dict, level: float) -> None:
     """Every cell of Table 4, and our rules for the other actions, through the parser."""
     texts = [json.dumps({"action": [{name: params}]}) for params in (predicted, target)]
     assert score(*texts).value == level
 
 
 def test_every_action_has_a_rule_for_every_parameter() -> None:
-    """The rules cover the schema: each parameter is a key, secondary, ignored, or the success flag of done."""
+    """Each parameter of the schema is a key, secondary, ignored, or the success flag of done."""
     assert RULES.keys() == ACTIONS.keys()
     for name, spec in ACTIONS.items():
         rule = RULES[name]
@@ -216,7 +216,7 @@ def test_every_action_has_a_rule_for_every_parameter() -> None:
     assert {name for name, _, _, _ in TABLE_4} == ACTIONS.keys()
 
 
-def test_weights() -> None:
+def test_passive_actions_and_planning_files_weigh_half() -> None:
     """Passive actions and planning files weigh a half, all others one."""
     half = {"wait", "scroll", "go_back", "write_file", "replace_file_str", "read_file"}
     assert {name: rule.weight for name, rule in RULES.items()} == {
@@ -230,7 +230,7 @@ def test_a_pair_has_one_of_four_levels_and_one_pair_gets_exactly_its_level(
 ) -> None:
     """One action against one action is 0, 0.3, 0.7 or 1, and 0 where the types differ."""
     level, why = action_level(predicted, target)
-    assert level in LEVELS == (1.0, 0.7, 0.3, 0.0)
+    assert level in LEVELS
     assert level == 0.0 or predicted.name == target.name
     assert score(answer(predicted), answer(target)).value == level
     assert why
@@ -247,9 +247,7 @@ def test_a_pair_has_one_of_four_levels_and_one_pair_gets_exactly_its_level(
     ],
 )
 def test_an_index_outside_the_prompt_is_invalid(name: str) -> None:
-    """An index that the prompt does not show is 0.0; one that it shows but is wrong is 0.3; without known
-    indices it is 0.3.
-    """
+    """A wrong index is 0.0 if the prompt does not show it, else 0.3, also where no index is known."""
     target, other = ({"index": index, "text": "x", "path": "x"} for index in (3, 4))
     predicted, wanted = (answer(parse_action({name: params})) for params in (other, target))
     assert [score(predicted, wanted, indices).value for indices in ((), {3}, {3, 4}, None)] == [
@@ -284,9 +282,7 @@ def test_a_frame_outside_the_prompt_is_invalid_and_frame_0_is_the_page() -> None
 
 @given(outputs())
 def test_identity_is_one(output: AgentOutput) -> None:
-    """An answer scored against itself is 1, as text and parsed, with its own indices known, and every
-    component is exact.
-    """
+    """An answer against itself is 1, as text and parsed, and every component is exact."""
     text = plain_text(output)
     result = score(text, text, used_indices(output))
     assert result.value == 1.0
@@ -335,9 +331,7 @@ def test_raising_an_aligned_pair_never_lowers_the_reward(
 
 @given(outputs(5), outputs(5))
 def test_the_breakdown_explains_the_value(predicted: AgentOutput, target: AgentOutput) -> None:
-    """The components name every action of both sides once, in order, and the soft-F1 of their levels is the
-    reward to 1e-9.
-    """
+    """Components name every action of both sides once, in order, and their soft-F1 is the reward."""
     result = score(predicted, target)
     for side, listed in (("target", target.actions), ("predicted", predicted.actions)):
         places = [getattr(part, side) for part in result.components if getattr(part, side) is not None]
@@ -374,9 +368,7 @@ def brute_force(levels: list[list[float]], weights: list[float]) -> float:
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 5))
 def test_alignment_equals_brute_force(data: st.DataObject, num_target: int, num_predicted: int) -> None:
-    """The alignment is increasing on both sides, uses no pair of level 0, and reaches the best sum over all
-    such alignments.
-    """
+    """The alignment increases on both sides, pairs no level 0, and reaches the best sum of all of them."""
     level = st.sampled_from(LEVELS)
     levels = data.draw(
         st.lists(
@@ -410,7 +402,7 @@ def test_soft_f1_equals_precision_and_recall_by_brute_force(
     assert score(predicted, target, indices).value == pytest.approx(expected, abs=1.1e-9)
 
 
-def test_order_counts() -> None:
+def test_actions_in_another_order_earn_less() -> None:
     """Swapped actions cannot both be aligned."""
     assert soft_f1([BACK, WAIT], [WAIT, BACK]).value == 0.5
     assert (
@@ -421,9 +413,7 @@ def test_order_counts() -> None:
 
 
 def test_known_values_of_the_soft_f1() -> None:
-    """One exact and one wrong key 0.65; one of two left out 2/3; an extra passive action 0.8; nothing in
-    common 0.
-    """
+    """One exact and one wrong key is 0.65, one of two 2/3, an extra passive action 0.8, nothing 0."""
     assert score(answer(click(1), click(9)), answer(click(1), click(2))).value == 0.65
     assert score(answer(click(1)), answer(click(1), click(2))).value == 0.666666667
     assert score(answer(click(1), WAIT), answer(click(1))).value == 0.8
@@ -431,9 +421,7 @@ def test_known_values_of_the_soft_f1() -> None:
 
 
 def test_two_actions_narrow_the_contrast() -> None:
-    """Exact against 0.7 in one of two equal actions never passes the std gate at n = 8: at most 0.080
-    (documented consequence).
-    """
+    """Exact against 0.7 in one of two equal actions has sigma at most 0.080, which never passes the gate."""
     near = replace(click(2), params={"index": 2, "while_holding_ctrl": True})
     target = answer(click(1), click(2))
     values = [score(answer(click(1), second), target).value for second in (click(2), near)]
@@ -444,9 +432,7 @@ def test_two_actions_narrow_the_contrast() -> None:
 
 
 def test_an_exact_0_55_is_competent() -> None:
-    """A soft-F1 that is exactly 0.55 comes out as 0.55 and passes the competence gate, in every order of the
-    actions.
-    """
+    """A soft-F1 of exactly 0.55 comes out as 0.55 and is competent, in every order of the actions."""
     parts = [(1.0, "0.7"), (1.0, "0.7"), (1.0, "0.3"), (0.5, "1")]  # earned 2.2 of (3.5 + 4.5) / 2
     assert 2 * sum(Fraction(weight) * Fraction(level) for weight, level in parts) / 8 == Fraction(55, 100)
     core = replace(click(1), params={"index": 1, "while_holding_ctrl": True})

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tiny_model import tiny_policy
 
 from rmsweb.engine import sampler as sampler_room
-from rmsweb.engine.lora import add_lora, merged
-from rmsweb.engine.packing import Group, make_pack
-from rmsweb.engine.sampler import Decoding, RolloutCache, cache_bytes, choose, plan_batches, sample, uniforms
+from rmsweb.engine.lora import add_lora, merged_state_dict
+from rmsweb.engine.packing import Bundle, make_pack
+from rmsweb.engine.sampler import Decoding, RolloutCache, cache_bytes, choose, cut, sample, uniforms
 from rmsweb.records import Image, Message, Text
 
 GREEDY = Decoding(temperature=0.0)
@@ -22,7 +22,7 @@ GREEDY = Decoding(temperature=0.0)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A policy that ends its answers now and then, and four prompts of different lengths, two with a picture."""
+    """A policy that ends some answers, and four prompts of different lengths, two with a picture."""
     root = tmp_path_factory.mktemp("run")
     PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)).save(
         root / "a.png"
@@ -41,8 +41,14 @@ def world(tmp_path_factory):
     return policy, prompts
 
 
-def logprobs_of(policy, prompt, rollout, temperature=1.0):
-    return policy.response_logprobs(make_pack([Group(prompt, (rollout.ids,))]), temperature).detach()
+def logprobs_of(policy, prompt, rollout, temperature):
+    """The trainer's at temperature 1; at another one those of the same hidden states."""
+    pack = make_pack([Bundle(prompt, (rollout.ids,))])
+    with torch.no_grad():
+        if temperature == 1.0:
+            return policy.response_logprobs(pack)
+        logits = policy.model.lm_head(policy.scorer.hidden(pack)[pack.source]) / temperature
+        return logits.log_softmax(-1).gather(1, pack.targets[:, None])[:, 0]
 
 
 def same(a, b):
@@ -59,15 +65,13 @@ def test_greedy_equals_the_full_forward(world):
     rollouts = sample(policy, prompts, n=2, max_new_tokens=12, seeds=range(8), decoding=GREEDY)
     for prompt, (first, second) in zip(prompts, rollouts, strict=True):
         assert torch.equal(first.ids, second.ids)
-        hidden = policy.scorer.hidden(pack := make_pack([Group(prompt, (first.ids,))]))
+        hidden = policy.scorer.hidden(pack := make_pack([Bundle(prompt, (first.ids,))]))
         assert torch.equal(policy.model.lm_head(hidden[pack.source]).argmax(-1), first.ids)
 
 
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(temperature=0.7, top_p=0.8, top_k=20), GREEDY])
 def test_logprobs_equal_the_trainers(world, decoding):
-    """Recorded log-probabilities are those that the trainer computes at the same temperature, before any
-    filter.
-    """
+    """Recorded log-probabilities are those of the trainer, at their temperature, before any filter."""
     policy, prompts = world
     for prompt, rollouts in zip(
         prompts,
@@ -93,7 +97,9 @@ def test_a_rollout_depends_on_its_seed_alone(world, monkeypatch, decoding):
     reference = sample(policy, prompts, n=3, max_new_tokens=14, seeds=seeds, decoding=decoding)
     assert {rollout.finish_reason for group in reference for rollout in group} == {"stop", "length"}
     assert not all(torch.equal(group[0].ids, group[1].ids) for group in reference)
-    small = sample(policy, prompts, n=3, max_new_tokens=14, seeds=seeds, decoding=decoding, budget=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler_room, "CACHE_BYTES", {"cpu": 1})
+        small = sample(policy, prompts, n=3, max_new_tokens=14, seeds=seeds, decoding=decoding)
     monkeypatch.setattr(sampler_room, "PREFILL_TOKENS", 40)
     monkeypatch.setattr(sampler_room, "KEPT_FRAC", 1.0)  # cut down at every chance
     backward = sample(
@@ -118,15 +124,15 @@ def test_a_limit_cuts_and_nothing_else(world):
     """A shorter limit gives the beginning of the longer answer; limits may differ from prompt to prompt."""
     policy, prompts = world
     longer = sample(policy, prompts, n=1, max_new_tokens=14, seeds=range(4))
-    for (long,), (cut,), limit in zip(
+    for (long,), (short,), limit in zip(
         longer,
         sample(policy, prompts, n=1, max_new_tokens=[2, 14, 1, 5], seeds=range(4)),
         [2, 14, 1, 5],
         strict=True,
     ):
-        assert torch.equal(cut.ids, long.ids[:limit])
-        assert cut.finish_reason == ("stop" if policy.end_id in cut.ids else "length")
-        assert cut.text == policy.decode(cut.ids)
+        assert torch.equal(short.ids, long.ids[:limit])
+        assert short.finish_reason == ("stop" if policy.end_id in short.ids else "length")
+        assert short.text == policy.decode(short.ids)
 
 
 def test_an_answer_ends_at_its_end_token(world):
@@ -139,7 +145,7 @@ def test_an_answer_ends_at_its_end_token(world):
             assert len(rollout.ids) == len(rollout.logprobs)
 
 
-def test_sampling_under_merged_adapters(world):
+def test_merged_weights_sample_what_adapters_sample(world):
     """With adapters added into the weights the sampler draws what it draws with them beside the weights;
     training mode is given back.
     """
@@ -149,8 +155,9 @@ def test_sampling_under_merged_adapters(world):
     policy.model.train()
     beside = sample(policy, world[1], n=2, max_new_tokens=8, seeds=range(8))
     assert policy.model.training
-    with merged(policy.model):
-        inside = sample(policy, world[1], n=2, max_new_tokens=8, seeds=range(8))
+    plain = tiny_policy()
+    plain.model.load_state_dict(merged_state_dict(policy.model))
+    inside = sample(plain, world[1], n=2, max_new_tokens=8, seeds=range(8))
     assert all(same(a, b) for a, b in zip(beside, inside, strict=True))
 
 
@@ -190,7 +197,7 @@ def test_batches_stay_within_the_budget(prompts, n, budget):
     def padded(batch):
         return len(batch) * (max(lengths[i] for i in batch) + n * max(limits[i] for i in batch))
 
-    batches = plan_batches(lengths, limits, lambda prompt, limit: prompt + n * limit, budget)
+    batches = cut(sorted(range(len(prompts)), key=lambda i: -lengths[i]), padded, budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(prompts)))
     assert all(len(batch) == 1 or padded(batch) <= budget for batch in batches)
     assert all(padded([*batch, after[0]]) > budget for batch, after in itertools.pairwise(batches))
@@ -200,9 +207,10 @@ def test_cache_bytes_are_those_of_the_cache(world):
     """The estimate is what the cache really holds, and 144 KiB a token for the published 8B."""
     policy, prompts = world
     text = policy.model.model.language_model
-    cache = RolloutCache([len(prompts[0])], 3, 14)
-    sampler_room._prefill(policy, prompts[:1], cache)
-    held = sum(tensor.nbytes for pair in (*cache.prompt, *cache.own) for tensor in pair)
+    cache = RolloutCache(policy, [len(prompts[0])], 3, 14)
+    with policy.evaluating():
+        sampler_room._prefill(policy, prompts[:1], cache)
+    held = cache.prompt.nbytes + cache.own.nbytes
     assert held == cache_bytes(text.config, text.dtype, 3, len(prompts[0]), 14)
     large = SimpleNamespace(num_hidden_layers=36, num_key_value_heads=8, head_dim=128)
     assert cache_bytes(large, torch.bfloat16, 1, 1, 0) == 144 * 1024
@@ -246,7 +254,7 @@ def test_uniform_rows_depend_on_their_seed_alone():
         assert torch.equal(uniforms([7, 5], count), long[[2, 0], :count])
 
 
-def test_bad_input(world):
+def test_impossible_requests_are_refused(world):
     """Too few seeds, a limit of zero, and impossible decodings are errors; no prompts give no answers."""
     policy, prompts = world
     for arguments in (

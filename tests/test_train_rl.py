@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from tiny_model import SMALL_PROMPT
 
 import train_rl
 import train_sft
+from rmsweb.config import flat
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import load_prompt_config, save_prompt_config
-from rmsweb.records import RecordError
+from rmsweb.jsonl import RecordError, write_json
+from rmsweb.prompt import load_prompt_config
 
 ROOT = Path(train_rl.__file__).parent
 
@@ -162,7 +164,8 @@ def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, mo
         "import json, pathlib, sys\n"
         "flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
         "out = pathlib.Path(flags['--out'])\n"
-        "assert flags['--split'] == 'dev' and flags['--runs'] == '2' and (pathlib.Path(flags['--policy']) / 'model.safetensors').exists()\n"
+        "assert flags['--split'] == 'dev' and flags['--runs'] == '2'\n"
+        "assert (pathlib.Path(flags['--policy']) / 'model.safetensors').exists()\n"
         "out.mkdir(parents=True)\n"
         f"value = dict(zip(('step0', 'step2', 'step4'), {successes}))[out.name]\n"
         "(out / 'summary.json').write_text(json.dumps({'pass1': value}))\n"
@@ -274,24 +277,20 @@ def test_full_corpus_and_dapo_are_flags(world, tmp_path):
     assert steps(tmp_path / "a")[0]["retained"] == 0
     assert set(steps(tmp_path / "a")[0]["cells"]) == {"ordinary"}
     parse = train_rl.parse_config
+    assert parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo")).step.loss.upper_clip == 0.28
+    assert parse(train_rl.Config, flags(world, tmp_path)).step.loss.upper_clip == 0.32
     assert (
-        parse(train_rl.Config, flags(world, tmp_path, "--algorithm", "dapo"))
-        .step_config()
-        .loss.upper_clip
-        == 0.28
-    )
-    assert parse(train_rl.Config, flags(world, tmp_path)).step_config().loss.upper_clip == 0.32
-    assert (
-        parse(train_rl.Config, flags(world, tmp_path, "--clip-high", "0.4", "--algorithm", "dapo"))
-        .step_config()
-        .loss.upper_clip
+        parse(
+            train_rl.Config, flags(world, tmp_path, "--clip-high", "0.4", "--algorithm", "dapo")
+        ).step.loss.upper_clip
         == 0.4
     )
 
 
 def test_defaults_are_the_papers():
     """App. G, as flags."""
-    config = train_rl.parse_config(train_rl.Config, ["--model", "m", "--states", "s", "--out", "o"])
+    parsed = train_rl.parse_config(train_rl.Config, ["--model", "m", "--states", "s", "--out", "o"])
+    config = SimpleNamespace(**flat(parsed))
     assert (config.train_batch, config.mini_batch, config.num_rollouts, config.max_generation_batches) == (
         64,
         16,
@@ -300,7 +299,7 @@ def test_defaults_are_the_papers():
     )
     assert (config.lr, config.lora_rank, config.lora_alpha, config.lora_scope) == (8e-6, 64, 128.0, "attn")
     assert (config.response_budget, config.token_budget, config.min_std) == (2048, 20_480, 0.10)
-    objective = config.step_config().loss
+    objective = parsed.step.loss
     assert (objective.clip_low, objective.upper_clip, objective.salvage_weight, objective.kl_weight) == (
         0.2,
         0.32,
@@ -373,7 +372,7 @@ def test_dev_episodes_choose_the_checkpoint(tmp_path):
         tmp_path / "states",
         [dataclasses.replace(mined(index), prompt_config=config.hash) for index in INDICES],
     )
-    save_prompt_config(config, file.parent / "prompt_config.json")
+    write_json(file.parent / "prompt_config.json", config)
     more = (
         "--model",
         base,
@@ -401,7 +400,7 @@ def test_dev_episodes_choose_the_checkpoint(tmp_path):
         run(tmp_path, tmp_path / "b", *more, "--dev-episodes", tmp_path / "tasks/train.jsonl")
 
 
-def test_bad_input_is_named(world, tmp_path):
+def test_impossible_runs_are_refused_by_name(world, tmp_path):
     """A wrong split, hash, kind of file, prompt config, or size is refused in words."""
     with pytest.raises(ValueError, match="is of split dev, expected train"):
         run(world, tmp_path / "x", "--states", world / "dev/mined.jsonl")
@@ -414,12 +413,11 @@ def test_bad_input_is_named(world, tmp_path):
         )
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd/mined.jsonl").write_text('{"schema_version": 1, "kind": "Task"}\n')
-    save_prompt_config(SMALL_PROMPT, tmp_path / "odd/prompt_config.json")
+    write_json(tmp_path / "odd/prompt_config.json", SMALL_PROMPT)
     with pytest.raises(RecordError, match="expected one of a MinedState or StepSample file"):
         run(world, tmp_path / "x", "--states", tmp_path / "odd/mined.jsonl")
-    save_prompt_config(
-        dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "odd/prompt_config.json"
-    )
+    other = dataclasses.replace(SMALL_PROMPT, history_steps=9)
+    write_json(tmp_path / "odd/prompt_config.json", other)
     with pytest.raises(ValueError, match="history_steps"):
         run(world, tmp_path / "x", "--dev-states", tmp_path / "odd/mined.jsonl")
     with pytest.raises(ValueError, match="no usable state"):

@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from sft_world import step_sample, write_run
+from sft_world import sft_items, step_sample, write_run
 from tiny_model import SMALL_PROMPT, tiny_checkpoint
 
 import train_sft
+from rmsweb.config import flat
+from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import save_prompt_config
+from rmsweb.jsonl import write_json
 
 ROOT = Path(train_sft.__file__).parent
 
@@ -83,7 +86,8 @@ def test_trains_and_writes_a_run_folder(world, tmp_path):
 
 def test_defaults_are_the_papers():
     """App. F for 8B, as flags."""
-    config = train_sft.parse_config(train_sft.Config, ["--model", "m", "--samples", "s", "--out", "o"])
+    parsed = train_sft.parse_config(train_sft.Config, ["--model", "m", "--samples", "s", "--out", "o"])
+    config = SimpleNamespace(**flat(parsed))
     assert (config.epochs, config.lr, config.warmup_ratio, config.weight_decay, config.clip) == (
         3,
         1e-4,
@@ -101,7 +105,7 @@ def test_defaults_are_the_papers():
     assert (config.cutoff, config.seed) == (12_000, 42)
 
 
-def test_rates_and_order(world, tmp_path):
+def test_rates_follow_the_cosine_and_every_epoch_has_its_own_order(world, tmp_path):
     """Rates warm up and follow the cosine; every epoch trains every sample once, in an order of its own that
     the seed decides.
     """
@@ -109,12 +113,10 @@ def test_rates_and_order(world, tmp_path):
     rates = [row["lr"] for row in metrics(tmp_path / "a") if "lr" in row]
     assert rates == pytest.approx([train_sft.cosine_with_warmup(step, 12, 0.2, 0.2) for step in range(12)])
     config = train_sft.parse_config(train_sft.Config, [str(flag) for flag in flags(world, tmp_path)])
-    orders = [train_sft.epoch_order(config, epoch, 21) for epoch in range(3)]
+    orders = [train_sft.epoch_order(config.seed, epoch, 21) for epoch in range(3)]
     assert all(sorted(order) == list(range(21)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
-    assert orders != [
-        train_sft.epoch_order(dataclasses.replace(config, seed=1), epoch, 21) for epoch in range(3)
-    ]
+    assert orders != [train_sft.epoch_order(1, epoch, 21) for epoch in range(3)]
 
 
 def test_the_best_checkpoint_is_that_of_the_lowest_dev_loss(world, tmp_path, monkeypatch):
@@ -167,18 +169,10 @@ def test_first_loss_is_the_base_models(world, tmp_path):
     run(world, tmp_path / "a", "--max-steps", 1, "--lora-rank", 4)
     policy = PolicyModel.load(world / "model")
     config = train_sft.parse_config(train_sft.Config, [str(flag) for flag in flags(world, tmp_path)])
-    data = train_sft.read_data(config.samples, policy, config, "train", "")
-    order = train_sft.epoch_order(config, 0, len(data.samples))[:4]
-    values = [
-        train_sft.score(
-            policy,
-            train_sft.Ranks(0, 1, torch.device("cpu")),
-            [data.lengths[i]],
-            lambda _, i=i: data.group(policy, i),
-            1,
-        )[0, 0]
-        for i in order
-    ]
+    items = sft_items(config, policy)
+    alone = Ranks(0, 1, torch.device("cpu"))
+    batch = [items[i] for i in train_sft.epoch_order(config.seed, 0, len(items))[:4]]
+    values = [train_sft.answer_logprobs(policy, alone, [item], 1)[0, 0] for item in batch]
     assert losses(tmp_path / "a") == pytest.approx([-float(torch.cat(values).mean())], rel=1e-4)
 
 
@@ -252,12 +246,11 @@ def test_two_processes_equal_one(world, tmp_path, more):
         torch.testing.assert_close(two[name], value, rtol=1e-2, atol=1e-3)
 
 
-def test_bad_input_is_named(world, tmp_path):
+def test_impossible_runs_are_refused_by_name(world, tmp_path):
     """Another prompt config, a wrong split, a cutoff that drops all, a used folder, and impossible flags."""
     write_run(tmp_path / "other", 2)
-    save_prompt_config(
-        dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "other/prompt_config.json"
-    )
+    other = dataclasses.replace(SMALL_PROMPT, history_steps=9)
+    write_json(tmp_path / "other/prompt_config.json", other)
     with pytest.raises(ValueError, match="history_steps"):
         run(world, tmp_path / "x", "--dev-samples", tmp_path / "other/samples.jsonl")
     write_run(

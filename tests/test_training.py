@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import operator
 
 import numpy as np
 import PIL.Image
@@ -15,22 +16,22 @@ from safetensors.torch import load_file
 from tiny_model import tiny_policy
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
+import train_sft
+from rmsweb.engine.checkpoints import load_training_state, save_checkpoint, save_training_state
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.lora import add_lora
-from rmsweb.engine.packing import Group
+from rmsweb.engine.packing import Bundle, Packable
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.engine.training import (
     Optimizer,
+    OptimizerConfig,
+    Trainer,
+    TrainerConfig,
+    answer_logprobs,
     check_data,
-    constant,
-    cosine_with_warmup,
     data_digest,
-    load_training_state,
     rank_packs,
-    save_checkpoint,
-    save_training_state,
-    score,
 )
 from rmsweb.records import Image, Message, Text
 
@@ -43,25 +44,28 @@ def groups_of(policy, answers=("yes", "no, not at all", "")):
         for n in (1, 4, 2)
     ]
     return [
-        Group(prompt, tuple(policy.encode_response(a) for a in answers[: n + 1]))
+        Bundle(prompt, tuple(policy.encode_response(a) for a in answers[: n + 1]))
         for n, prompt in enumerate(prompts)
     ]
+
+
+def packables(groups):
+    return [Packable(group.lengths, lambda group=group: group) for group in groups]
 
 
 @given(st.integers(1, 60), st.floats(0, 0.9))
 def test_cosine_rises_then_falls_within_its_bounds(total, ratio):
     """Rates are positive, at most the peak, rising in the warm-up and falling after it."""
-    rates = [cosine_with_warmup(step, total, 2.0, ratio) for step in range(total)]
+    rates = [train_sft.cosine_with_warmup(step, total, 2.0, ratio) for step in range(total)]
     warmup = math.ceil(total * ratio)
     assert all(0 < rate <= 2.0 for rate in rates)
     assert rates[:warmup] == sorted(rates[:warmup])
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
     assert rates[min(warmup, total - 1)] == 2.0
-    assert constant(3, 10, 2.0) == 2.0
 
 
 def gradients(policy, ranks, groups, budget):
-    for item in rank_packs(policy, ranks, [g.lengths for g in groups], groups.__getitem__, budget):
+    for item in rank_packs(policy, ranks, packables(groups), budget):
         logprobs = policy.response_logprobs(item.pack)
         weights = torch.cat(
             [
@@ -93,11 +97,10 @@ def test_budget_and_ranks_change_no_gradient():
 
 
 def test_scores_are_named_by_group_and_answer():
-    """`score` gives every answer's log-probabilities under its own name, whatever the budget."""
+    """Every answer's log-probabilities come under its own name, whatever the budget."""
     policy = tiny_policy()
     groups = groups_of(policy)
-    lengths = [group.lengths for group in groups]
-    wide, narrow = (score(policy, ALONE, lengths, groups.__getitem__, budget) for budget in (10_000, 1))
+    wide, narrow = (answer_logprobs(policy, ALONE, packables(groups), budget) for budget in (10_000, 1))
     assert wide.keys() == narrow.keys() == {(g, a) for g in range(3) for a in range(g + 1)}
     for key, value in wide.items():
         assert len(value) == len(groups[key[0]].responses[key[1]])
@@ -110,9 +113,8 @@ def test_step_equals_plain_adamw_with_clipping():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 1))
     other = copy.deepcopy(model)
-    optimizer = Optimizer(
-        list(model.parameters()), ALONE, lambda step: 0.1 / (step + 1), weight_decay=0.5, clip=0.3
-    )
+    config = OptimizerConfig(weight_decay=0.5, clip=0.3)
+    optimizer = Optimizer(model.parameters(), ALONE, lambda step: 0.1 / (step + 1), config)
     matrices, vectors = (
         [p for p in other.parameters() if p.ndim > 1],
         [p for p in other.parameters() if p.ndim == 1],
@@ -155,7 +157,7 @@ def start(seed=0):
 def take_steps(policy, optimizer, count):
     groups = groups_of(policy)
     for _ in range(count):
-        for item in rank_packs(policy, ALONE, [g.lengths for g in groups], groups.__getitem__, 1000):
+        for item in rank_packs(policy, ALONE, packables(groups), 1000):
             (-policy.response_logprobs(item.pack).sum()).backward()
         optimizer.step()
 
@@ -165,17 +167,14 @@ def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
     newest states stay.
     """
     policy, optimizer = start()
-    assert load_training_state(tmp_path, policy, optimizer, ALONE) is None
+    assert load_training_state(tmp_path, policy, optimizer.adam, ALONE) is None
     for step in (1, 2):
         take_steps(policy, optimizer, 1)
-        save_training_state(tmp_path, policy, optimizer, ALONE, step=step, extra={"best": 1.5})
-    drawn = torch.rand(3)
+        save_training_state(tmp_path, policy, optimizer.adam, ALONE, step=step, extra={"best": 1.5})
     take_steps(policy, optimizer, 2)
     again, fresh = start(seed=1)
     (tmp_path / "state-00000009.rank0-of-1.tmp").write_bytes(b"torn")  # a killed writer's rest
-    assert load_training_state(tmp_path, again, fresh, ALONE) == {"best": 1.5}
-    assert fresh.num_steps == 2
-    assert torch.equal(torch.rand(3), drawn)
+    assert load_training_state(tmp_path, again, fresh.adam, ALONE) == {"best": 1.5}
     take_steps(again, fresh, 2)
     for ours, theirs in zip(optimizer.parameters, fresh.parameters, strict=True):
         assert torch.equal(ours, theirs)
@@ -183,7 +182,7 @@ def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
             torch.equal(value, fresh.adam.state[theirs][name])
             for name, value in optimizer.adam.state[ours].items()
         )
-    save_training_state(tmp_path, again, fresh, ALONE, step=4, extra={})
+    save_training_state(tmp_path, again, fresh.adam, ALONE, step=4, extra={})
     assert [path.name for path in sorted(tmp_path.glob("*.pt"))] == [
         "state-00000002.rank0-of-1.pt",
         "state-00000004.rank0-of-1.pt",
@@ -191,11 +190,11 @@ def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
 
 
 def test_skipped_steps_have_states_of_their_own(tmp_path):
-    """A step that made no update is another state than the step before: its stream position must not be lost."""
+    """A step that made no update is another state than the step before: its position must not be lost."""
     policy, optimizer = start()
     for step in (1, 2, 3):
-        save_training_state(tmp_path, policy, optimizer, ALONE, step=step, extra={"position": 10 * step})
-    assert load_training_state(tmp_path, policy, optimizer, ALONE) == {"position": 30}
+        save_training_state(tmp_path, policy, optimizer.adam, ALONE, step=step, extra={"position": 10 * step})
+    assert load_training_state(tmp_path, policy, optimizer.adam, ALONE) == {"position": 30}
 
 
 class Parted(Ranks):
@@ -204,10 +203,7 @@ class Parted(Ranks):
     others: tuple[int, ...] = ()
 
     def gather(self, value):
-        return [value, list(self.others)] if all(isinstance(item, int) for item in value) else [value, []]
-
-    def barrier(self):
-        pass
+        return [value, dict.fromkeys(self.others, "elsewhere")]
 
 
 def test_ranks_resume_from_the_newest_common_state(tmp_path):
@@ -217,28 +213,27 @@ def test_ranks_resume_from_the_newest_common_state(tmp_path):
     policy, optimizer = start()
     pair = Parted(0, 2, torch.device("cpu"))
     for step in (3, 6):
-        save_training_state(tmp_path, policy, optimizer, pair, step=step, extra={"at": step})
+        save_training_state(tmp_path, policy, optimizer.adam, pair, step=step, extra={"at": step})
     Parted.others = (1, 3)
-    assert load_training_state(tmp_path, policy, optimizer, pair) == {"at": 3}
+    assert load_training_state(tmp_path, policy, optimizer.adam, pair) == {"at": 3}
     assert [path.name for path in tmp_path.iterdir()] == ["state-00000003.rank0-of-2.pt"]
     Parted.others = ()
-    assert load_training_state(tmp_path, policy, optimizer, pair) is None
+    assert load_training_state(tmp_path, policy, optimizer.adam, pair) is None
 
 
 def test_a_state_of_another_run_is_an_error(tmp_path):
     """Other parameters, another number of ranks (more or fewer) and other data are named."""
     policy, optimizer = start()
-    save_training_state(tmp_path, policy, optimizer, ALONE, step=0, extra={})
+    save_training_state(tmp_path, policy, optimizer.adam, ALONE, step=0, extra={})
     other = tiny_policy()
+    others = Optimizer(other.model.parameters(), ALONE, lambda step: 0.1)
     with pytest.raises(ValueError, match="other parameters"):
-        load_training_state(
-            tmp_path, other, Optimizer(list(other.model.parameters()), ALONE, lambda step: 0.1), ALONE
-        )
+        load_training_state(tmp_path, other, others.adam, ALONE)
     with pytest.raises(ValueError, match="another number of ranks than 2"):
-        load_training_state(tmp_path, policy, optimizer, Parted(0, 2, torch.device("cpu")))
+        load_training_state(tmp_path, policy, optimizer.adam, Parted(0, 2, torch.device("cpu")))
     (tmp_path / "state-00000000.rank1-of-2.pt").write_bytes(b"")
     with pytest.raises(ValueError, match="another number of ranks than 1"):
-        load_training_state(tmp_path, policy, optimizer, ALONE)
+        load_training_state(tmp_path, policy, optimizer.adam, ALONE)
     check_data(data_digest([1, "a"]), data_digest([1, "a"]), tmp_path)
     with pytest.raises(ValueError, match="other data"):
         check_data(data_digest([1, "a"]), data_digest(["a", 1]), tmp_path)
@@ -252,10 +247,9 @@ def test_checkpoint_is_merged_and_replaces_the_old_one(tmp_path):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "old").write_text("x")
     take_steps(policy, optimizer, 2)
-    save_checkpoint(policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter", base_name="tiny")
+    save_checkpoint(policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter")
     loaded, groups = PolicyModel.load(tmp_path / "best"), groups_of(policy)
-    lengths = [group.lengths for group in groups]
-    ours, theirs = (score(p, ALONE, lengths, groups.__getitem__, 1000) for p in (policy, loaded))
+    ours, theirs = (answer_logprobs(p, ALONE, packables(groups), 1000) for p in (policy, loaded))
     for key, value in ours.items():
         torch.testing.assert_close(value, theirs[key], rtol=1e-4, atol=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "best"]
@@ -309,11 +303,10 @@ def test_the_generation_settings_survive_sharded_loading(tmp_path):
 
 
 def test_adapters_are_saved_in_the_common_layout(tmp_path):
-    """The file names, configuration and tensor names that PEFT reads, one A [r, in] and B [out, r] a layer."""
+    """File names, configuration and tensor names that PEFT reads, one A [r, in] and B [out, r] a layer."""
     policy, _ = start()
-    save_checkpoint(
-        policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter", base_name="Qwen/Qwen3-VL-8B-Instruct"
-    )
+    policy.name = "Qwen/Qwen3-VL-8B-Instruct"
+    save_checkpoint(policy, ALONE, tmp_path / "best", adapter=tmp_path / "adapter")
     assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -337,3 +330,91 @@ def test_adapters_are_saved_in_the_common_layout(tmp_path):
         rows, columns = modules[layer].weight.shape
         assert tensors[f"base_model.model.{layer}.lora_A.weight"].shape == (2, columns)
         assert tensors[f"base_model.model.{layer}.lora_B.weight"].shape == (rows, 2)
+
+
+def tiny_trainer(out, **changed):
+    """A trainer whose steps raise one adapter by one, and its evaluations."""
+    policy, _ = start()
+    config = TrainerConfig(model="", out=out, resume=out.exists())
+    settings = {
+        "num_steps": 4,
+        "evaluate_every": 1,
+        "save_every": 2,
+        "best_by": "loss",
+        "better": operator.lt,
+    }
+    return Trainer(config, policy, ALONE, rate=lambda step: 0.1, **(settings | changed))
+
+
+def raise_weights(trainer):
+    """One step without a loss, so that the weights tell how many steps there were."""
+    with torch.no_grad():
+        trainer.optimizer.parameters[1].add_(1.0)
+    return {"reward": 1.0}
+
+
+def test_the_metric_that_is_named_chooses_the_best_checkpoint(tmp_path):
+    """Not the first one of an evaluation; among equals the rule decides, and the weights are those of that
+    step.
+    """
+    losses = {1: 3.0, 2: 1.0, 3: 1.0, 4: 2.0}
+    for better, best in ((operator.lt, 2), (operator.le, 3)):
+        trainer = tiny_trainer(tmp_path / str(best), better=better)
+
+        def evaluate(trainer=trainer):
+            return {"epoch": float(trainer.progress.step), "loss": losses[trainer.progress.step]}
+
+        with trainer.folder:
+            assert len(list(trainer.run(lambda trainer=trainer: raise_weights(trainer), evaluate, {}))) == 4
+            trainer.finish({"best": trainer.progress.best})
+        assert (trainer.progress.best, trainer.progress.best_step) == (1.0, best)
+        saved = load_file(tmp_path / str(best) / "adapter/adapter_model.safetensors")
+        assert any(torch.equal(value, torch.full_like(value, best)) for value in saved.values())
+        assert json.loads((tmp_path / str(best) / "summary.json").read_text())["best"] == 1.0
+
+
+def test_a_step_that_returns_nothing_ends_the_run(tmp_path):
+    """Training ends before its number of steps, and without evaluations the last weights are the best."""
+    trainer = tiny_trainer(tmp_path / "a")
+
+    def step():
+        return raise_weights(trainer) if trainer.progress.step < 2 else None
+
+    with trainer.folder:
+        steps = list(trainer.run(step, dict, {"samples": 1}))
+        trainer.finish({})
+    assert len(steps) == trainer.progress.step == 2
+    best, last = (
+        load_file(tmp_path / "a" / f"checkpoint-{name}" / "model.safetensors") for name in ("best", "last")
+    )
+    assert all(torch.equal(value, last[name]) for name, value in best.items())
+    lines = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert lines[0]["samples"] == 1
+
+
+def test_a_trainer_goes_on_where_its_newest_state_was(tmp_path):
+    """What was trained, consumed and chosen comes back; metrics after the state are written again."""
+    first = tiny_trainer(tmp_path / "a", num_steps=4, save_every=3)
+
+    def step(trainer):
+        trainer.progress.consumed += 10
+        return raise_weights(trainer)
+
+    with first.folder:
+        steps = first.run(lambda: step(first), lambda: {"loss": -first.progress.step}, {})
+        for _ in range(3):
+            next(steps)
+        first.log({"reward": 9.0})
+        first.progress.step += 1
+        first.log({"lost": True})
+    second = tiny_trainer(tmp_path / "a")
+    assert (second.progress.step, second.progress.consumed, second.progress.best) == (3, 30, -3)
+    with second.folder:
+        assert len(list(second.run(lambda: step(second), dict, {}))) == 1
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(second.optimizer.parameters[:1], first.optimizer.parameters[:1], strict=True)
+    )
+    lines = (tmp_path / "a/metrics.jsonl").read_text()
+    assert "lost" not in lines

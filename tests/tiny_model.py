@@ -21,8 +21,10 @@ CONTROL = [
     "<|video_pad|>",
 ]
 CORPUS = [
-    '{"evaluation_previous_goal":"ok","memory":"","next_goal":"click lamp","action":[{"click_element_by_index":{"index":3}}]}',
-    "<task>\nBuy the red lamp\n</task>\n<browser_state>\n[1]<input name=q />\n[2]<button />\n\tSearch\n</browser_state>\n",
+    '{"evaluation_previous_goal":"ok","memory":"","next_goal":"click lamp",'
+    '"action":[{"click_element_by_index":{"index":3}}]}',
+    "<task>\nBuy the red lamp\n</task>\n<browser_state>\n[1]<input name=q />\n[2]<button />\n\tSearch\n"
+    "</browser_state>\n",
 ]
 SMALL_PROMPT = PromptConfig(
     history_steps=2,

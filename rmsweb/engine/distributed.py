@@ -1,10 +1,10 @@
-"""Ranks: what `torchrun` starts, sums over them, and weights sharded over them.
+"""Ranks: the processes that `torchrun` starts, sums over them, and weights sharded over them.
 
-Purpose: App. F trains on 8 to 16 GPUs. Every rank plans the same packs, works on its share of them, and
-gradients are summed (not averaged) with global constant denominators, so that one rank and N ranks take the
-same step. Two ways to hold the weights: replicated (adapters are small, their gradients are summed here), or
-sharded with FSDP2, one unit a decoder layer. A sharded model is built on the meta device, and every rank
-reads only its own slices of the checkpoint, so that no rank ever holds the whole.
+Purpose: App. F trains on 8 to 16 GPUs. Every rank plans the same packs and works on its share of them.
+Gradients are summed (not averaged) with global constant denominators, so that one rank and N ranks take the
+same step. There are two ways to hold the weights: replicated (adapters are small, their gradients are summed
+here), or sharded with FSDP2, one unit a decoder layer. A sharded model is built on the meta device, and every
+rank reads only its own slices of the checkpoint, so that no rank ever holds the whole.
 
 1. ours: the vision tower is replicated, because a rank whose packs hold no picture would miss its
    collectives.
@@ -14,31 +14,45 @@ reads only its own slices of the checkpoint, so that no rank ever holds the whol
    others (FSDP2 averages by default).
 """
 
-import json
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from huggingface_hub import snapshot_download
-from safetensors import safe_open
 from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rmsweb.engine.lora import lora_layers
+from rmsweb.config import Config, opt, rank, world_size
+from rmsweb.engine.lora import lora_layers, lora_parameters
 from rmsweb.engine.packing import dummy_pack
-from rmsweb.engine.policy import PolicyModel
+from rmsweb.engine.policy import PolicyModel, check_weights
 
 TIMEOUT = timedelta(minutes=30)  # of a collective: one rank may write a checkpoint while the others wait
 WHOLE_SHARE = 0.5  # largest share of a GPU's memory that whole weights may take while ranks sample
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(Config):
+    """How processes hold and compute the model."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = opt(
+        "auto", "dtype of the frozen weights; auto: bfloat16 on a GPU (paper), float32 on a CPU"
+    )
+    device: Literal["auto", "cpu", "cuda"] = opt("auto", "where to compute")
+    shard: bool = opt(False, "shard the weights over the ranks (FSDP2); off: every rank holds them all")
+    recompute: bool = opt(False, "recompute decoder layers in backward: less memory, about a third slower")
+    threads: int = opt(0, "torch threads of a process; 0: torch's default", at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,212 +65,164 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
+        """Whether this process writes the files of the run."""
         return self.rank == 0
 
-    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums of each named value over the ranks, the same on all; every rank must give the same names."""
-        if self.world_size == 1:
-            return dict(values)
-        names = sorted(values)
-        total = torch.tensor([float(values[name]) for name in names], dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return dict(zip(names, total.tolist(), strict=True))
-
     def gather(self, value: Any) -> list[Any]:
-        """The (picklable) values of all ranks, in order of rank, on every rank."""
+        """Return the (picklable) values of all ranks, in order of rank, on every rank; all ranks wait."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
-    def agree(self, what: Mapping[str, Any]) -> None:
-        """ValueError on every rank, naming the entry and two of its values, where an entry is not the same on
-        all ranks.
+    def agree(self, what: dict[str, Any]) -> None:
+        """Raise ValueError on every rank where an entry is not the same on all ranks.
+
+        The error names the entry and two of its values.
         """
-        first, *others = self.gather(dict(what))
-        for rank, other in enumerate(others, 1):
-            for name in sorted(first.keys() | other.keys()):
-                if first.get(name) != other.get(name):
-                    found = f"{first.get(name)!r} on rank 0, {other.get(name)!r} on rank {rank}"
+        first, *others = self.gather(what)
+        for number, other in enumerate(others, 1):
+            for name in first:
+                if first[name] != other[name]:
                     raise ValueError(
-                        f"ranks disagree on {name}: {found}; start all of them with the same flags and data"
+                        f"ranks disagree on {name}: {first[name]!r} on rank 0, {other[name]!r} on rank "
+                        f"{number}; start all of them with the same flags and data"
                     )
 
-    def barrier(self) -> None:
-        """Waits for all ranks."""
-        if self.world_size > 1:
-            dist.barrier()
-
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sums the gradients of the parameters over the ranks; a missing one counts as zero.
+        """Sum the gradients of the parameters over the ranks; a missing one counts as zero.
 
-        Those of sharded weights FSDP2 has averaged.
+        FSDP2 has averaged those of sharded weights already.
         """
-        plain: list[nn.Parameter] = []
+        plain: list[Tensor] = []
         for parameter in parameters:
-            if (
-                parameter.grad is None
-            ):  # a step without pictures is a step of zero gradient for the vision tower, on one rank as on many
+            if parameter.grad is None:
+                # without pictures the vision tower has gradient zero, on one rank as on many
                 parameter.grad = torch.zeros_like(parameter)
-            if not isinstance(parameter, DTensor):
-                plain.append(parameter)
-            else:
+            if isinstance(parameter, DTensor):
                 parameter.grad.mul_(self.world_size)
-        if self.world_size == 1:
-            return
-        for dtype in sorted({parameter.dtype for parameter in plain}, key=str):  # the same order on all ranks
-            same = [parameter for parameter in plain if parameter.dtype == dtype]
-            flat = torch.cat([parameter.grad.reshape(-1) for parameter in same if parameter.grad is not None])
+            else:
+                plain.append(parameter.grad)
+        if self.world_size > 1:
+            # trained weights are all float32, so that one collective takes them together
+            flat = torch.cat([gradient.reshape(-1) for gradient in plain])
             dist.all_reduce(flat)
-            for parameter, part in zip(same, flat.split([p.numel() for p in same]), strict=True):
-                parameter.grad = part.view_as(parameter)
+            for gradient, part in zip(plain, flat.split([x.numel() for x in plain]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+
+def _device(name: str) -> torch.device:
+    """Return the device of this process; raises ValueError where there is no such device."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device {name}: expected auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no GPU here")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise ValueError(
+            f"--nproc_per_node: process {local} of this machine has no GPU of its own, torch sees {count}"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
 
 
 @contextmanager
-def ranks(device: str = "auto") -> Iterator[Ranks]:
-    """Joins the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leaves them at the end; one
-    process needs nothing.
+def ranks(device: str = "auto", threads: int = 0) -> Iterator[Ranks]:
+    """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leave them at the end.
 
-    `device` is auto (a GPU where there is one), cpu or cuda. ValueError for an impossible device or half an
-    environment of torchrun; SystemExit with one line (exit code 1) on the ranks that are left when another
-    one has died.
+    One process needs nothing. `device` is auto (a GPU if there is one), cpu or cuda; `threads` are those of
+    torch, 0 for its default. Raises ValueError for an impossible device or half an environment of torchrun;
+    SystemExit with one line (exit code 1) on the ranks that are left when another one has died.
     """
-    rank, world_size, local = (
-        int(os.environ.get(name, default))
-        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-    )
-    if not 0 <= rank < world_size or (world_size > 1 and "MASTER_ADDR" not in os.environ):
+    here, count, meeting = rank(), world_size(), os.environ.get("MASTER_ADDR", "")
+    if here >= count or (count > 1 and not meeting):
         raise ValueError(
-            f"RANK={rank}, WORLD_SIZE={world_size}, MASTER_ADDR={os.environ.get('MASTER_ADDR', '')}: start several processes with torchrun"
+            f"RANK={here}, WORLD_SIZE={count}, MASTER_ADDR={meeting}: start several processes with torchrun"
         )
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device {device}: expected auto, cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no GPU here")
-    gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    if gpu and local >= torch.cuda.device_count():
-        raise ValueError(
-            f"--nproc_per_node: process {local} of this machine has no GPU of its own, torch sees {torch.cuda.device_count()}"
-        )
-    here = torch.device("cuda", local) if gpu else torch.device("cpu")
-    if gpu:
-        torch.cuda.set_device(here)
-    if world_size > 1:
-        dist.init_process_group("nccl" if gpu else "gloo", device_id=here if gpu else None, timeout=TIMEOUT)
+    if threads:
+        torch.set_num_threads(threads)
+    place = _device(device)
+    gpu = place.type == "cuda"
+    if count > 1:
+        dist.init_process_group("nccl" if gpu else "gloo", device_id=place if gpu else None, timeout=TIMEOUT)
     try:
-        yield Ranks(rank, world_size, here)
+        yield Ranks(here, count, place)
     except RuntimeError as error:
-        if not _lost_peer(error):
+        # NCCL and the store have errors of their own for a lost process, gloo has a plain one
+        own = isinstance(error, (dist.DistBackendError, dist.DistNetworkError))
+        if not own and not any(text in str(error) for text in LOST_PEER):
             raise
         first = str(error).splitlines()[0]
         raise SystemExit(
-            f"rank {rank} of {world_size}: another rank has ended ({first}); --resume goes on from the newest state"
+            f"rank {here} of {count}: another rank has ended ({first}); --resume goes on from the newest "
+            "state"
         ) from None
-    if world_size > 1:  # after an error the others may be gone, and leaving would wait for them
+    if count > 1:  # after an error the others may be gone, and leaving would wait for them
         dist.destroy_process_group()
-
-
-def _lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because another process is gone: NCCL and the store have their own errors,
-    gloo has a plain one.
-    """
-    return isinstance(error, (dist.DistBackendError, dist.DistNetworkError)) or any(
-        text in str(error)
-        for text in ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
-    )
 
 
 # -------------------------------------------------------------------------------------------- sharded weights
 
 
-def shard(policy: PolicyModel, group: Ranks, compute_dtype: torch.dtype | None = None) -> None:
-    """Shards the decoder layers, embeddings and head over the ranks (FSDP2); adapters and vision tower are
-    replicated.
+def shard_policy(policy: PolicyModel, ranks: Ranks, compute_dtype: torch.dtype | None = None) -> None:
+    """Shard decoder layers, embeddings and head over the ranks (FSDP2).
 
-    Call after `add_lora`, with a policy on the meta device; it gets its weights from the checkpoint
-    `policy.name` and fresh adapters, and its parameters are other objects afterwards. `compute_dtype` is what
-    sharded weights are cast to when they are gathered. ValueError in a single process, or where the
-    checkpoint does not fit.
+    Adapters and vision tower are replicated. Call after `add_lora`, with a policy on the meta device; it gets
+    its weights from the checkpoint `policy.name` and fresh adapters, and its parameters are other objects
+    afterwards. Sharded weights are cast to `compute_dtype` when they are gathered. Raises ValueError in a
+    single process, or where the checkpoint does not fit.
     """
-    if group.world_size == 1:
+    if ranks.world_size == 1:
         raise ValueError("--shard: there is one process; start several with torchrun, or leave it out")
-    model = policy.model
-    apart = {p for layer in lora_layers(model).values() for p in (layer.lora_A, layer.lora_B)} | set(
-        model.model.visual.parameters()
-    )
-    mesh = init_device_mesh(group.device.type, (group.world_size,))
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "ignored_params": apart,
-        "reshard_after_forward": True,
-    }  # so that parameters() are always the shards
-    if compute_dtype is not None:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, cast_forward_inputs=False)
-    for layer in model.model.language_model.layers:
-        fully_shard(layer, **options)
-    fully_shard(policy.scorer, **options)
-    model.to_empty(device=group.device)
+    model, device = policy.model, ranks.device
+    mesh = init_device_mesh(device.type, (ranks.world_size,))
+    replicated = {*lora_parameters(model).values(), *model.model.visual.parameters()}
+    cast = MixedPrecisionPolicy(param_dtype=compute_dtype, cast_forward_inputs=False)
+    for unit in (*policy.text.layers, policy.scorer):
+        # resharded after forward, so that parameters() are always the shards
+        fully_shard(unit, mesh=mesh, ignored_params=replicated, reshard_after_forward=True, mp_policy=cast)
+    model.to_empty(device=device)
     read_weights(model, policy.name)
-    policy.device = group.device
-    weights = sum(
-        parameter.numel() * (compute_dtype or parameter.dtype).itemsize for parameter in model.parameters()
-    )
-    memory = (
-        torch.cuda.get_device_properties(group.device).total_memory if group.device.type == "cuda" else None
-    )
-    policy.scorer.by_layer = any(group.gather(samples_by_layer(weights, memory)))  # type: ignore[assignment]
+    policy.device = device
+    weights = sum(p.numel() * (compute_dtype or p.dtype).itemsize for p in model.parameters())
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    policy.by_layer = any(ranks.gather(samples_by_layer(weights, memory)))
     with torch.no_grad():  # the first forward settles which unit is the root
-        policy.scorer(dummy_pack(group.device))
+        policy.scorer(dummy_pack(device))
 
 
 def samples_by_layer(weights: int, memory: int | None) -> bool:
-    """Whether ranks with `memory` bytes each gather one layer at a time while they sample, and not all
-    `weights` bytes once.
+    """Return whether ranks with `memory` bytes each gather one layer at a time while they sample.
+
+    Otherwise they gather all `weights` bytes once. `memory` is None on a CPU.
     """
     return memory is not None and weights > WHOLE_SHARE * memory
 
 
 def read_weights(model: nn.Module, source: str) -> None:
-    """Fills an empty model: this rank's slices of its weights from a checkpoint folder (or hub name), fresh
-    adapters, tables of the rotary embedding.
+    """Fill an empty model from a checkpoint folder or hub name.
 
-    Weights are converted to the model's dtype. ValueError naming the tensor that is missing, too many, or has
-    another shape.
+    It gets this rank's slices of the weights, converted to its dtype, fresh adapters, and the tables of the
+    rotary embedding. Raises ValueError naming a tensor that is missing, too many, or has another shape.
     """
-    folder = (
-        Path(source)
-        if Path(source).is_dir()
-        else Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
-    )
-    files = _weight_files(folder)
-    fresh = {f"{name}.{leaf}" for name in lora_layers(model) for leaf in ("lora_A", "lora_B")}
-    wanted = {
-        name: parameter for name, parameter in model.named_parameters() if name not in fresh
-    }  # a tied head has no name of its own
-    tied = {"lm_head.weight"} - wanted.keys()
-    if wrong := sorted(wanted.keys() ^ (files.keys() - tied)):
-        raise ValueError(
-            f"{folder}: the weights do not fit a Qwen3-VL: {', '.join(wrong[:3])} missing or unexpected ({len(wrong)} in all)"
-        )
-    for file in sorted(set(files.values())):
-        with safe_open(file, framework="pt") as tensors, torch.no_grad():
-            for name in tensors.keys() & wanted.keys():
-                part, parameter = tensors.get_slice(name), wanted[name]
-                if tuple(part.get_shape()) != tuple(parameter.shape):
-                    raise ValueError(
-                        f"{file}: {name} has shape {tuple(part.get_shape())}, expected {tuple(parameter.shape)}"
-                    )
-                if isinstance(
-                    parameter, DTensor
-                ):  # FSDP2 gives every rank equally many rows, the last ones fewer
-                    local = parameter.to_local()
-                    first = min(
-                        dist.get_rank() * math.ceil(len(parameter) / dist.get_world_size()), len(parameter)
-                    )
-                    local.copy_(part[first : first + len(local)])
-                else:
-                    parameter.copy_(part[:])
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+    if not any(folder.glob("*.safetensors")):
+        raise FileNotFoundError(f"{folder}: no model.safetensors there")
+    reader, fresh = HuggingFaceStorageReader(str(folder)), lora_parameters(model)
+    stored = reader.read_metadata().state_dict_metadata
+    wanted = {name: parameter for name, parameter in model.named_parameters() if name not in fresh}
+    tied = {"lm_head.weight"} - wanted.keys()  # a tied head has no name of its own
+    check_weights(folder, wanted.keys() ^ (stored.keys() - tied))
+    for name, parameter in wanted.items():
+        found, expected = tuple(getattr(stored[name], "size", ())), tuple(parameter.shape)
+        if found != expected:
+            raise ValueError(f"{folder}: {name} has shape {found}, expected {expected}")
+    load_distributed(wanted, storage_reader=reader)
     for layer in lora_layers(model).values():
         layer.reset()
     for module in model.modules():
@@ -264,67 +230,52 @@ def read_weights(model: nn.Module, source: str) -> None:
             model._init_weights(module)  # type: ignore[operator]
 
 
-def _weight_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the file of the checkpoint that holds it: one file, or several with an index."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        return {
-            name: folder / file
-            for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
-        }
-    if not single.is_file():
-        raise FileNotFoundError(f"{folder}: no model.safetensors or model.safetensors.index.json there")
-    with safe_open(single, framework="pt") as tensors:
-        return dict.fromkeys(tensors.keys(), single)
-
-
 @contextmanager
 def unsharded(policy: PolicyModel) -> Iterator[None]:
-    """Inside, ranks can sample on their own, each as many steps as it needs. Nothing happens where nothing is
-    sharded.
+    """Let ranks sample on their own, each as many steps as it needs; does nothing without sharded weights.
 
-    Every rank holds the whole weights; or, sharded `by_layer`, embeddings and head alone, and each forward
-    pass gathers one layer after another: the ranks then agree before each pass that someone still needs it,
-    and those that have finished take part with an empty one.
+    Every rank holds the whole weights meanwhile. A policy that gathers `by_layer` holds whole embeddings and
+    head alone, and each forward gathers one layer after another. Before each forward the ranks vote; idle
+    ranks run a dummy pack so that collectives match.
     """
     scorer = policy.scorer
     if not isinstance(scorer, FSDPModule):
         yield
         return
-    by_layer, backbone = scorer.by_layer, policy.model.model.language_model
-    units = (
-        [scorer] if by_layer else [module for module in scorer.modules() if isinstance(module, FSDPModule)]
-    )
+    units = [module for module in scorer.modules() if isinstance(module, FSDPModule)]
+    units = units[:1] if policy.by_layer else units  # the scorer itself comes first
     for unit in units:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
 
-    def take_part(*_: Any) -> None:
+    def vote(*_: Any) -> None:
         _anyone(policy.device, True)
 
-    hook = backbone.register_forward_pre_hook(take_part) if by_layer else None
     try:
-        yield
-        if hook is not None:
+        if not policy.by_layer:
+            yield
+            return
+        hook = policy.text.register_forward_pre_hook(vote)
+        try:
+            yield
+        finally:
             hook.remove()
-            with torch.no_grad():
-                while _anyone(policy.device, False):
-                    scorer.hidden(dummy_pack(policy.device))
+        with torch.no_grad():
+            while _anyone(policy.device, False):
+                scorer.hidden(dummy_pack(policy.device))
     finally:
-        if hook is not None:
-            hook.remove()
         for unit in units:
             unit.set_reshard_after_forward(True, recurse=False)
             unit.reshard()
 
 
 def _anyone(device: torch.device, busy: bool) -> bool:
-    """Whether any rank says that it is busy."""
+    """Return whether any rank is busy."""
     flag = torch.tensor(float(busy), device=device)
     dist.all_reduce(flag)
     return bool(flag)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor gathered (all ranks must call it), any other as it is."""
+    """Return a sharded tensor gathered (all ranks must call it), any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

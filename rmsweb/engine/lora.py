@@ -1,9 +1,9 @@
 """LoRA: low-rank adapters on the linear layers of a frozen model.
 
 Purpose: App. F trains the adapters of SFT (r=64, alpha=128, dropout 0.05), App. G those of RL (r=64,
-alpha=128, dropout 0). A layer y = W x becomes y = W x + (alpha / r) B A dropout(x), with A Kaiming-uniform
-and B zero at the start, so the adapted model begins as the base. The reference policy of the KL is the same
-model with its adapters disabled.
+alpha=128, dropout 0). A layer y = W x becomes y = W x + (alpha / r) B A dropout(x). A starts Kaiming-uniform
+and B zero, so the adapted model begins as the base. The reference policy of the KL is the same model with its
+adapters disabled.
 
 Shapes: r rank, A [r, in], B [out, r].
 
@@ -16,30 +16,44 @@ Shapes: r rank, A [r, in], B [out, r].
    readable by other tools.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
+
+from rmsweb.config import Config, opt
+from rmsweb.jsonl import write_json
 
 Scope = Literal["language", "all", "attn", "attn+vision"]
 _ATTENTION = r"language_model\.layers\.\d+\.self_attn\.[qkvo]_proj"
 _MLP = r"language_model\.layers\.\d+\.mlp\.(gate|up|down)_proj"
 _VISION_ATTENTION = r"visual\.blocks\.\d+\.attn\.(qkv|proj)"
-_VISION = rf"{_VISION_ATTENTION}|visual\.blocks\.\d+\.mlp\.linear_fc[12]|visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
+_VISION_MLP = r"visual\.blocks\.\d+\.mlp\.linear_fc[12]"
+_MERGERS = r"visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
 SCOPES: dict[Scope, str] = {
     "language": f"{_ATTENTION}|{_MLP}",
-    "all": f"{_ATTENTION}|{_MLP}|{_VISION}",
+    "all": f"{_ATTENTION}|{_MLP}|{_VISION_ATTENTION}|{_VISION_MLP}|{_MERGERS}",
     "attn": _ATTENTION,
     "attn+vision": f"{_ATTENTION}|{_VISION_ATTENTION}",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig(Config):
+    """Adapters."""
+
+    lora_rank: int = opt(64, "rank of the adapters; 0 trains all weights", paper=64, at_least=0)
+    lora_alpha: float = opt(128.0, "scale of the adapters is alpha / rank", paper=128)
+    lora_scope: Scope = opt("language", "linear layers with adapters")
 
 
 class LoRALinear(nn.Linear):
@@ -49,40 +63,34 @@ class LoRALinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
-        device = base.weight.device
-        self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, dtype=torch.float32, device=device))
-        self.lora_B = nn.Parameter(torch.empty(base.out_features, rank, dtype=torch.float32, device=device))
+        empty = partial(torch.empty, dtype=torch.float32, device=base.weight.device)
+        self.lora_A = nn.Parameter(empty(rank, base.in_features))
+        self.lora_B = nn.Parameter(empty(base.out_features, rank))
         self.reset()
-        self.rank, self.alpha, self.dropout_p, self.enabled = rank, alpha, dropout_p, True
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
+        self.dropout_p, self.enabled = dropout_p, True
         self.training = base.training
 
     def reset(self) -> None:
-        """Makes the adapter a new one: A Kaiming-uniform, B zero.
+        """Start the adapter anew: A Kaiming-uniform, B zero.
 
-        On the meta device there is nothing to draw.
+        On the meta device there is nothing to draw, and no random number is used up.
         """
         if not self.lora_A.is_meta:
             nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
             nn.init.zeros_(self.lora_B)
 
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
-
     def delta(self) -> Tensor:
-        """What the adapter adds to the weight, [out, in] float32."""
+        """Return what the adapter adds to the weight, [out, in] float32."""
         return self.scale * (self.lora_B @ self.lora_A)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return W x + b + (alpha / r) B A dropout(x); x [..., in] -> [..., out] in the dtype of W."""
         if not self.enabled:
             return linear(x, self.weight, self.bias)
         drops = self.training and self.dropout_p > 0
-        rows = x.numel() // self.in_features
-        if (
-            not drops
-            and x.dtype == self.weight.dtype == torch.float32
-            and rows > max(self.in_features, self.out_features)
-        ):
+        is_long = x.numel() // self.in_features > max(self.in_features, self.out_features)
+        if is_long and not drops and x.dtype == self.weight.dtype == torch.float32:
             # for many rows a sum of two matrices is cheaper than two more products
             return linear(x, torch.addmm(self.weight, self.lora_B, self.lora_A, alpha=self.scale), self.bias)
         inner = dropout(x.float(), self.dropout_p, drops)
@@ -91,26 +99,33 @@ class LoRALinear(nn.Linear):
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
-    """Adapted layers by their full name."""
+    """Return the adapted layers by their full name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
+
+
+def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return A and B of every adapted layer by their full name, layer by layer."""
+    return {
+        f"{name}.{leaf}": getattr(layer, leaf)
+        for name, layer in lora_layers(model).items()
+        for leaf in ("lora_A", "lora_B")
+    }
 
 
 def add_lora(
     model: nn.Module, *, rank: int, alpha: float, dropout_p: float = 0.0, scope: Scope = "language"
 ) -> list[nn.Parameter]:
-    """Freezes the model, puts adapters on the scope's linear layers and returns the adapters' parameters.
+    """Freeze the model, put adapters on the linear layers of a scope and return the adapters' parameters.
 
-    ValueError for a rank below 1, an unknown scope, a model that has adapters already, or one without such
-    layers.
+    Raises ValueError for a rank below 1, an unknown scope, a model that has adapters already, or a model
+    without such layers.
     """
     if rank < 1 or not 0 <= dropout_p < 1:
-        raise ValueError(
-            f"lora: rank {rank} and dropout {dropout_p}: expected a rank of at least 1 and a dropout in [0, 1)"
-        )
+        raise ValueError(f"lora: rank {rank} and dropout {dropout_p}: expected rank >= 1, 0 <= dropout < 1")
     if scope not in SCOPES:
         raise ValueError(f"lora: unknown scope {scope!r}, expected one of {', '.join(SCOPES)}")
     if lora_layers(model):
-        raise ValueError("lora: the model has adapters already; merge them first")
+        raise ValueError("lora: the model has adapters already; load a merged checkpoint")
     model.requires_grad_(False)
     pattern = re.compile(rf"(.*\.)?({SCOPES[scope]})")
     targets = {
@@ -123,74 +138,45 @@ def add_lora(
     for name, module in targets.items():
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, LoRALinear(module, rank, alpha, dropout_p))
-    return [parameter for layer in lora_layers(model).values() for parameter in (layer.lora_A, layer.lora_B)]
+    return list(lora_parameters(model).values())
 
 
 @contextmanager
 def disabled(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes as if it had no adapters: the reference policy."""
-    layers = list(lora_layers(model).values())
-    before = [layer.enabled for layer in layers]
-    for layer in layers:
-        layer.enabled = False
-    try:
-        yield
-    finally:
-        for layer, enabled in zip(layers, before, strict=True):
-            layer.enabled = enabled
-
-
-@contextmanager
-def merged(model: nn.Module) -> Iterator[None]:
-    """Inside, adapters are added into the weights, for fast sampling; afterwards the weights are the very
-    same bytes as before.
-
-    ours: the old weights are kept aside and put back, never subtracted, because a bfloat16 sum cannot be
-    undone. Not for sharded weights.
-    """
+    """Let the model compute as if it had no adapters: the reference policy."""
     layers = [layer for layer in lora_layers(model).values() if layer.enabled]
-    kept = [layer.weight.data for layer in layers]
     for layer in layers:
-        layer.weight.data = (layer.weight.data.float() + layer.delta().detach()).to(layer.weight.dtype)
         layer.enabled = False
     try:
         yield
     finally:
-        for layer, weight in zip(layers, kept, strict=True):
-            layer.weight.data, layer.enabled = weight, True
-
-
-def merge(model: nn.Module) -> None:
-    """Adds the adapters into the weights for good and puts plain linear layers back."""
-    for name, layer in lora_layers(model).items():
-        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        plain.weight, plain.bias = layer.weight, layer.bias
-        plain.weight.data = (layer.weight.data.float() + layer.delta().detach()).to(layer.weight.dtype)
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, plain)
+        for layer in layers:
+            layer.enabled = True
 
 
 def merged_state_dict(
     model: nn.Module, whole: Callable[[Tensor], Tensor | None] = lambda tensor: tensor
 ) -> dict[str, Tensor]:
-    """State dict of the model as if merged; the model itself is left alone.
+    """Return the state dict that the model would have with its adapters added into the weights.
 
-    `whole` gathers a sharded tensor, and gives None for one to leave out.
+    The model itself stays as it is. `whole` gathers a sharded tensor; a tensor for which it returns None is
+    left out.
     """
     layers, state = lora_layers(model), {}
     for name, tensor in model.state_dict().items():
         if name.endswith((".lora_A", ".lora_B")) or (full := whole(tensor)) is None:
             continue
-        layer = layers.get(name.removesuffix(".weight"))
-        state[name] = (
-            full if layer is None else (full.float() + layer.delta().detach().to(full.device)).to(full.dtype)
-        )
+        if layer := layers.get(name.removesuffix(".weight")):  # the bias has another name
+            # ours: summed in float32 and rounded once, because a bfloat16 sum would lose small updates
+            full = (full.float() + layer.delta().detach().to(full.device)).to(full.dtype)
+        state[name] = full
     return state
 
 
 def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors (keys base_model.model.<layer>.lora_A.weight,
-    ...).
+    """Write adapter_config.json and adapter_model.safetensors.
+
+    The keys are base_model.model.<layer>.lora_A.weight and the same with lora_B.
     """
     layers = lora_layers(model)
     if not layers:
@@ -207,38 +193,9 @@ def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
         "bias": "none",
         "target_modules": sorted(layers),
     }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "adapter_config.json", config)
     tensors = {
-        f"base_model.model.{name}.{leaf}.weight": getattr(layer, leaf).detach().contiguous()
-        for name, layer in layers.items()
-        for leaf in ("lora_A", "lora_B")
+        f"base_model.model.{name}.weight": parameter.detach().contiguous()
+        for name, parameter in lora_parameters(model).items()
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-
-def load_adapter(model: nn.Module, folder: Path) -> list[nn.Parameter]:
-    """Puts a saved adapter on a model without adapters and returns its parameters; ValueError naming a layer
-    that does not fit.
-    """
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    tensors = load_file(folder / "adapter_model.safetensors")
-    if lora_layers(model):
-        raise ValueError(f"{folder}: the model has adapters already; merge them first")
-    model.requires_grad_(False)
-    modules = dict(model.named_modules())
-    for name in config["target_modules"]:
-        base = modules.get(name)
-        if not isinstance(base, nn.Linear):
-            raise ValueError(f"{folder}/adapter_config.json: the model has no linear layer {name}")
-        layer = LoRALinear(base, config["r"], config["lora_alpha"], config["lora_dropout"])
-        for leaf in ("lora_A", "lora_B"):
-            value, parameter = tensors.get(f"base_model.model.{name}.{leaf}.weight"), getattr(layer, leaf)
-            if value is None or value.shape != parameter.shape:
-                found = None if value is None else tuple(value.shape)
-                raise ValueError(
-                    f"{folder}: {name}.{leaf} has shape {found}, expected {tuple(parameter.shape)}"
-                )
-            parameter.data.copy_(value)
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, layer)
-    return [parameter for layer in lora_layers(model).values() for parameter in (layer.lora_A, layer.lora_B)]

@@ -1,8 +1,8 @@
 """The policy: a Qwen3-VL with its tokenizer, from messages to tokens and from packs to log-probabilities.
 
 Purpose: App. F/G train Qwen3-VL-Instruct with the chat template qwen3_vl_nothink: no default system message,
-no thinking block, the answer ends with <|im_end|>. This room owns that template, the picture's way into
-patches (without torchvision), mRoPE positions, and the memory-lean log-probabilities of answers.
+no thinking block, the answer ends with <|im_end|>. This room owns that template, mRoPE positions, and the
+memory-lean log-probabilities of answers.
 
 Shapes: T tokens of a pack, N answer tokens of a pack, P prompt, R response, V vocabulary, D hidden.
 
@@ -13,17 +13,13 @@ Shapes: T tokens of a pack, N answer tokens of a pack, P prompt, R response, V v
 3. ours: the newline after the answer's <|im_end|> is not part of the answer; serving stops at <|im_end|>.
 """
 
-import json
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import PIL.Image
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -31,24 +27,22 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
-from rmsweb.engine.attention import use_read_layer, use_segment_attention
+from rmsweb.engine.attention import use_segment_attention
 from rmsweb.engine.lora import merged_state_dict
 from rmsweb.engine.packing import EncodedPrompt, Pack
-from rmsweb.pictures import load_picture
+from rmsweb.engine.patches import PixelFormat, load_pixels, patchify
+from rmsweb.jsonl import write_json
 from rmsweb.prompt import (
     PromptConfig,
     differing_fields,
-    image_size,
     image_tokens,
     load_prompt_config,
-    save_prompt_config,
 )
 from rmsweb.records import Image, Message
 
 T = TypeVar("T")
 LOGIT_CHUNK = 1 << 24  # logits held at a time (float32: 64 MiB); above it they are recomputed in backward
-IMAGE_CACHE_BYTES = 1 << 28  # resized pictures kept, as bytes
-IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD = (
+IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD = CONTROL = (
     "<|im_start|>",
     "<|im_end|>",
     "<|vision_start|>",
@@ -57,29 +51,15 @@ IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PixelFormat:
-    """How a picture becomes patches: the numbers of preprocessor_config.json."""
+def token_logprobs(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
+    """Return log softmax(head(hidden)) at the targets: hidden [N, D], targets [N] -> [N] float32.
 
-    patch: int = 16
-    time: int = 2  # a still picture is repeated this often
-    merge: int = 2  # patches a side of one image token
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-
-
-def token_logprobs(hidden: Tensor, head: nn.Linear, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probabilities [N] float32 of `targets` [N] under softmax(head(hidden) / temperature); hidden [N,
-    D].
-
-    [N, V] never exists for large N x V: the head is applied in chunks and recomputed in backward (Sec. 5's
-    long prompts, 151,936 tokens).
+    [N, V] never exists for large N x V: the head is applied in chunks, which are recomputed in backward
+    (Sec. 5: long prompts, V = 151,936).
     """
 
     def chunk(part: Tensor, wanted: Tensor) -> Tensor:
-        logits = head(part).float()
-        logits = logits / temperature if temperature != 1.0 else logits
-        return -cross_entropy(logits, wanted, reduction="none")
+        return -cross_entropy(head(part).float(), wanted, reduction="none")
 
     rows = max(1, LOGIT_CHUNK // head.out_features)
     if len(hidden) <= rows:
@@ -89,18 +69,14 @@ def token_logprobs(hidden: Tensor, head: nn.Linear, targets: Tensor, temperature
 
 
 class Scorer(nn.Module):
-    """The forward pass of training as one module, so that FSDP can hook it: pack -> log-probabilities of its
-    answer tokens.
-    """
+    """The forward pass of training as one module, so that FSDP can hook it."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration) -> None:
         super().__init__()
         self.model = model
 
     def hidden(self, pack: Pack) -> Tensor:
-        """Final hidden states [T, D] of a row, at the places that its layout reads (a prompt's last token,
-        and answers).
-        """
+        """Return the final hidden states of a row, [T, D]."""
         backbone = self.model.model
         embeddings = backbone.language_model.embed_tokens(pack.ids)  # [1, T, D]
         visual: dict[str, Any] = {}
@@ -119,29 +95,30 @@ class Scorer(nn.Module):
             **visual,
         ).last_hidden_state[0]
 
-    def forward(self, pack: Pack, temperature: float = 1.0) -> Tensor:
-        return token_logprobs(self.hidden(pack)[pack.source], self.model.lm_head, pack.targets, temperature)
+    def forward(self, pack: Pack) -> Tensor:
+        """Return the log-probabilities [N] float32 of a pack's answer tokens."""
+        return token_logprobs(self.hidden(pack)[pack.source], self.model.lm_head, pack.targets)
 
 
-def checkpoint_layers(model: Qwen3VLForConditionalGeneration) -> None:
-    """Makes every decoder layer recompute itself in backward; call once."""
-    for layer in model.model.language_model.layers:
-        plain = layer.forward
-
-        def recomputed(*args: Any, plain: Any = plain, **kwargs: Any) -> Tensor:
-            if not torch.is_grad_enabled():
-                return plain(*args, **kwargs)
-            return checkpoint(partial(plain, **kwargs), *args, use_reentrant=False)
-
-        layer.forward = recomputed
+def recompute_layers(model: Qwen3VLForConditionalGeneration) -> None:
+    """Let every decoder layer recompute itself in backward; it does so in training mode."""
+    text = model.model.language_model
+    if hasattr(text, "activation_checkpointing_enable"):  # the name since transformers 5.24
+        text.activation_checkpointing_enable()
+        text.disable_input_require_grads()  # switched on above; recomputing without reentrance needs none
+    else:
+        text.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class PolicyModel:
     """A Qwen3-VL checkpoint ready for the engine.
 
-    Attributes: model (Qwen3VLForConditionalGeneration with segment attention in its text model), scorer (the
-    module that training calls), tokenizer, prompt_config (None where the checkpoint says nothing and none was
-    given), pixel_format, device, name.
+    Attributes:
+        model: Qwen3VLForConditionalGeneration with segment attention in its text model.
+        text: its text model.
+        scorer: the module that training calls.
+        prompt_config: the given one, else the checkpoint's, else the default.
+        by_layer: whether ranks that share the weights gather them a layer at a time while they sample.
     """
 
     def __init__(
@@ -155,27 +132,21 @@ class PolicyModel:
         name: str = "",
     ) -> None:
         use_segment_attention(model.model.language_model.config)
-        use_read_layer(model.model.language_model)
-        self.model, self.tokenizer, self.prompt_config, self.name = (
-            model.to(device).eval(),
-            tokenizer,
-            prompt_config,
-            name,
-        )
-        self.scorer = Scorer(self.model)
+        self.model, self.text = model.to(device).eval(), model.model.language_model
+        self.scorer, self.by_layer = Scorer(self.model), False
+        self.tokenizer, self.prompt_config, self.name = tokenizer, prompt_config or PromptConfig(), name
         self.device, self.pixel_format = torch.device(device), pixel_format or PixelFormat()
-        self._pictures: OrderedDict[tuple[object, ...], np.ndarray] = OrderedDict()
-        self._control = {}
-        for token in (IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD):
+        self._control: dict[str, list[int]] = {}
+        for token in CONTROL:
             number = tokenizer.convert_tokens_to_ids(token)
             if number is None or number == tokenizer.unk_token_id:
                 raise ValueError(f"tokenizer of {name or 'the model'}: lacks the control token {token}")
-            self._control[token] = int(number)
+            self._control[token] = [int(number)]
 
     @property
     def end_id(self) -> int:
         """The token that ends an answer."""
-        return self._control[IM_END]
+        return self._control[IM_END][0]
 
     @classmethod
     def load(
@@ -186,50 +157,32 @@ class PolicyModel:
         device: torch.device | str = "cpu",
         prompt_config: PromptConfig | None = None,
     ) -> "PolicyModel":
-        """Loads a checkpoint folder, or a model by its hub name, whatever dtype it is stored in; on the
-        device "meta" without its weights.
+        """Load a checkpoint folder, or a model by its hub name, whatever dtype it is stored in.
 
-        The folder's prompt_config.json must equal `prompt_config` where both are there: ValueError naming the
-        field that differs. FileNotFoundError where there is no such checkpoint, ValueError where weights are
-        missing.
+        On the device "meta" it comes without weights. The folder's prompt_config.json must equal
+        `prompt_config` where both are given: ValueError naming the field that differs. Raises
+        FileNotFoundError for a checkpoint that is not there, ValueError for missing weights.
         """
         folder = Path(source)
         if (folder.exists() or len(folder.parts) != 2) and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{folder}: no checkpoint there (config.json is missing)")
-        transformers_logging.disable_progress_bar()
         try:
-            if str(device) == "meta":
-                with torch.device("meta"):
-                    model = Qwen3VLForConditionalGeneration._from_config(
-                        Qwen3VLConfig.from_pretrained(source), dtype=dtype, attn_implementation="sdpa"
-                    )
-                with suppress(OSError):  # a checkpoint need not have one
-                    model.generation_config = GenerationConfig.from_pretrained(source)
-                wrong = []
-            else:
-                model, info = Qwen3VLForConditionalGeneration.from_pretrained(
-                    source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
-                )
-                wrong = [*info["missing_keys"], *info["unexpected_keys"]]
+            model = _load_model(source, dtype, empty=str(device) == "meta")
         except OSError as error:
+            reason = str(error).splitlines()[0]
             raise FileNotFoundError(
-                f"{source}: neither a checkpoint folder nor a model that can be fetched ({str(error).splitlines()[0]})"
+                f"{source}: neither a checkpoint folder nor a model that can be fetched ({reason})"
             ) from None
-        if wrong:
-            raise ValueError(
-                f"{source}: the weights do not fit a Qwen3-VL: {', '.join(sorted(wrong)[:3])} missing or unexpected ({len(wrong)} in all)"
-            )
         own = folder / "prompt_config.json"
-        stored = load_prompt_config(own) if own.is_file() else None
-        if stored is not None and prompt_config is not None and stored != prompt_config:
-            raise ValueError(
-                f"{own}: differs from the given prompt config in {', '.join(differing_fields(stored, prompt_config))}"
-            )
+        stored = load_prompt_config(own) if own.is_file() else prompt_config
+        if stored and prompt_config and stored != prompt_config:
+            fields = ", ".join(differing_fields(stored, prompt_config))
+            raise ValueError(f"{own}: differs from the given prompt config in {fields}")
         return cls(
             model,
             AutoTokenizer.from_pretrained(source),
-            prompt_config=prompt_config or stored,
-            pixel_format=_read_pixel_format(folder),
+            prompt_config=stored,
+            pixel_format=PixelFormat.read(folder),
             device=device,
             name=str(source),
         )
@@ -237,27 +190,26 @@ class PolicyModel:
     # ---------------------------------------------------------------------------------------- text and tokens
 
     def count_tokens(self, text: str) -> int:
-        """Number of tokens of a plain text."""
+        """Return the number of tokens of a plain text."""
         return len(self._tokens(text))
 
     def encode_response(self, text: str) -> Tensor:
-        """Answer text -> [R] tokens, ending with <|im_end|>."""
+        """Return the tokens [R] of an answer; the last one is <|im_end|>."""
         return torch.tensor([*self._tokens(text), self.end_id])
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
-        """Tokens -> answer text, without a final <|im_end|>. Other control tokens stay visible."""
+        """Return the text of an answer without its final <|im_end|>; other control tokens stay visible."""
         numbers = [int(number) for number in ids]
         if numbers and numbers[-1] == self.end_id:
             numbers.pop()
         return self.tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def token_span(self, text: str, span: tuple[int, int]) -> tuple[int, int]:
-        """Character span of an answer -> span of the tokens of `encode_response(text)` that overlap it;
-        ValueError where none does.
+        """Turn a span of characters of an answer into the span of the tokens that overlap it.
+
+        The tokens are those of `encode_response(text)`. Raises ValueError where no token overlaps the span.
         """
-        offsets = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
-        )["offset_mapping"]
+        offsets = self._encode(text, return_offsets_mapping=True)["offset_mapping"]
         inside = [
             number for number, (start, stop) in enumerate(offsets) if start < span[1] and stop > span[0]
         ]
@@ -265,192 +217,143 @@ class PolicyModel:
             raise ValueError(f"no token overlaps characters {span} of {text!r}")
         return inside[0], inside[-1] + 1
 
+    def _encode(self, text: str, **options: bool) -> Any:
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, **options)
+
     def _tokens(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return self._encode(text)["input_ids"]
 
     def encode_prompt(self, messages: Sequence[Message], image_root: Path) -> EncodedPrompt:
-        """Messages -> tokens of the chat template up to the answer's first place; pictures are read relative
-        to `image_root`.
+        """Return the tokens of the chat template up to the answer's first place.
 
-        Raises FileNotFoundError for a picture that is not there, ValueError for one that cannot be read.
+        Pictures are read relative to `image_root`. Raises FileNotFoundError for a picture that is not there,
+        ValueError for one that cannot be read.
         """
-        return self._assemble(self._pieces(messages, lambda image: self._picture(image, image_root)))
+        config = self.prompt_config
+        return self._assemble(self._pieces(messages, lambda image: load_pixels(image, image_root, config)))
 
     def prompt_length(self, messages: Sequence[Message]) -> int:
-        """Number of tokens of `encode_prompt(messages)`, from the pictures' recorded sizes, without reading
-        them.
+        """Return the number of tokens of `encode_prompt(messages)` without reading the pictures.
+
+        Their recorded sizes are enough.
         """
-        config = self.prompt_config or PromptConfig()
+        config = self.prompt_config
         pieces = self._pieces(messages, lambda image: [0] * image_tokens(image.width, image.height, config))
-        return sum(
-            1
-            if isinstance(piece, int)
-            else len(self._tokens(piece))
-            if isinstance(piece, str)
-            else len(piece)
-            for piece in pieces
-        )
+        return sum(map(len, pieces))
 
-    def _pieces(self, messages: Sequence[Message], picture: Callable[[Image], T]) -> list[str | int | T]:
-        """The chat template: texts between control tokens (joined as far as they go), control tokens, and
-        pictures.
+    def _pieces(self, messages: Sequence[Message], picture: Callable[[Image], T]) -> Iterator[list[int] | T]:
+        """Apply the chat template: tokens of texts and control tokens, and pictures.
+
+        Neighbouring texts are joined before they are tokenized, because a token may cross their border.
         """
-        pieces: list[str | int | T] = []
-
-        def write(text: str) -> None:
-            if pieces and isinstance(before := pieces[-1], str):
-                pieces[-1] = before + text
-            else:
-                pieces.append(text)
-
+        parts: list[str | list[int] | T] = []
         for message in messages:
-            pieces.append(self._control[IM_START])
-            write(message.role + "\n")
+            parts += [self._control[IM_START], message.role + "\n"]
             for part in message.parts:
                 if isinstance(part, Image):
-                    pieces += [self._control[VISION_START], picture(part), self._control[VISION_END]]
+                    parts += [self._control[VISION_START], picture(part), self._control[VISION_END]]
                 else:
-                    write(part.text)
-            pieces.append(self._control[IM_END])
-            write("\n")
-        pieces.append(self._control[IM_START])
-        write("assistant\n")
-        return pieces
+                    parts.append(part.text)
+            parts += [self._control[IM_END], "\n"]
+        parts += [self._control[IM_START], "assistant\n"]
+        for kind, run in groupby(parts, type):
+            if kind is str:
+                yield self._tokens("".join(map(str, run)))
+            else:
+                yield from (part for part in run if not isinstance(part, str))
 
-    def _assemble(self, pieces: Sequence[str | int | np.ndarray]) -> EncodedPrompt:
-        """Tokenizes the pieces and lays out positions (mRoPE) and patches."""
+    def _assemble(self, pieces: Iterable[list[int] | np.ndarray]) -> EncodedPrompt:
+        """Lay out tokens, positions (mRoPE) and patches.
+
+        A picture's tokens count rows and columns from the next free position; the text behind it goes on at
+        the larger of its sides.
+        """
         ids: list[int] = []
-        positions, patches, grids, images = [], [], [], []
+        positions, patches, grids, images = [], [], [], [torch.zeros(0, dtype=torch.long)]
         next_position = 0
         for piece in pieces:
-            if not isinstance(piece, np.ndarray):
-                numbers = [piece] if isinstance(piece, int) else self._tokens(piece)
-                ids.extend(numbers)
-                positions.append(torch.arange(next_position, next_position + len(numbers)).expand(3, -1))
-                next_position += len(numbers)
-                continue
-            merge = self.pixel_format.merge
-            rows, columns = (side // (self.pixel_format.patch * merge) for side in piece.shape[:2])
-            images.append(torch.arange(len(ids), len(ids) + rows * columns))
-            ids.extend([self._control[IMAGE_PAD]] * (rows * columns))
-            row, column = (
-                axis.reshape(-1)
-                for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-            )
-            positions.append(torch.stack([torch.zeros_like(row), row, column]) + next_position)
-            next_position += max(rows, columns)
-            patches.append(patchify(piece, self.pixel_format))
-            grids.append(torch.tensor([[1, rows * merge, columns * merge]]))
-        none = torch.zeros(0, dtype=torch.long)
+            if isinstance(piece, list):
+                place, size = torch.arange(len(piece)).expand(3, -1), len(piece)
+            else:
+                merge = self.pixel_format.merge_size
+                rows, columns = (side // (self.pixel_format.patch_size * merge) for side in piece.shape[:2])
+                row, column = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).T
+                place, size = torch.stack([torch.zeros_like(row), row, column]), max(rows, columns)
+                patches.append(patchify(piece, self.pixel_format))
+                grids.append(torch.tensor([[1, rows * merge, columns * merge]]))
+                images.append(torch.arange(len(ids), len(ids) + len(row)))
+                piece = self._control[IMAGE_PAD] * len(row)
+            ids += piece
+            positions.append(place + next_position)
+            next_position += size
         return EncodedPrompt(
             ids=torch.tensor(ids),
             positions=torch.cat(positions, 1),
             next_position=next_position,
-            image_index=torch.cat([none, *images]),
+            image_index=torch.cat(images),
             pixel_values=torch.cat(patches) if patches else None,
             image_grid=torch.cat(grids) if grids else None,
         )
 
-    def _picture(self, image: Image, root: Path) -> np.ndarray:
-        """The picture in the size the model sees, [height, width, 3] uint8; recently used ones are
-        remembered.
-        """
-        config = self.prompt_config or PromptConfig()
-        key = (str(root / image.path), image.boxes, config.image_min_pixels, config.image_max_pixels)
-        if key in self._pictures:
-            self._pictures.move_to_end(key)
-            return self._pictures[key]
-        picture = load_picture(image, root)
-        size = image_size(picture.width, picture.height, config)
-        pixels = np.asarray(picture.resize(size, PIL.Image.Resampling.BICUBIC))
-        self._pictures[key] = pixels
-        while (
-            len(self._pictures) > 1
-            and sum(kept.nbytes for kept in self._pictures.values()) > IMAGE_CACHE_BYTES
-        ):
-            self._pictures.popitem(last=False)
-        return pixels
-
     # --------------------------------------------------------------------------------------- scores and files
 
-    def response_logprobs(self, pack: Pack, temperature: float = 1.0) -> Tensor:
-        """Log-probabilities [N] float32 of a pack's answer tokens, in the pack's order, differentiable."""
-        return self.scorer(pack, temperature)
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Compute without gradient and without dropout; the mode of before comes back."""
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            yield
+        self.model.train(training)
 
-    def save(
-        self, folder: Path, dtype: torch.dtype | None = None, state: dict[str, Tensor] | None = None
-    ) -> None:
-        """Writes a standard checkpoint that `from_pretrained` and other servers load: adapters merged,
-        tokenizer, pixel bounds, prompt config.
+    def response_logprobs(self, pack: Pack) -> Tensor:
+        """Return the log-probabilities [N] float32 of a pack's answer tokens, differentiable."""
+        return self.scorer(pack)
 
-        Args:
-            folder: made if needed; files of the same names are replaced.
-            dtype: stored dtype of the weights; None keeps them.
-            state: full state dict where the model itself is sharded; None takes the model's.
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write a standard checkpoint that `from_pretrained` and other servers load.
+
+        It holds the weights with adapters merged, the tokenizer, pixel bounds and prompt config. Files of the
+        same names are replaced. `state` is the full state dict where the model itself is sharded.
         """
         state = dict(merged_state_dict(self.model) if state is None else state)
         if self.model.config.tie_word_embeddings:
             state.pop("lm_head.weight", None)
-        if dtype is not None:
-            state = {
-                name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-                for name, tensor in state.items()
-            }
         folder.mkdir(parents=True, exist_ok=True)
         transformers_logging.disable_progress_bar()
         self.model.save_pretrained(folder, state_dict=state)
         self.tokenizer.save_pretrained(folder)
-        form, config = self.pixel_format, self.prompt_config or PromptConfig()
-        (folder / "preprocessor_config.json").write_text(
-            json.dumps(
-                {
-                    "image_processor_type": "Qwen2VLImageProcessor",
-                    "patch_size": form.patch,
-                    "temporal_patch_size": form.time,
-                    "merge_size": form.merge,
-                    "image_mean": form.mean,
-                    "image_std": form.std,
-                    "size": {
-                        "shortest_edge": config.image_min_pixels,
-                        "longest_edge": config.image_max_pixels,
-                    },
-                },
-                indent=1,
-            )
-            + "\n",
-            encoding="utf-8",
-        )
-        if self.prompt_config is not None:
-            save_prompt_config(self.prompt_config, folder / "prompt_config.json")
+        self.pixel_format.write(folder, self.prompt_config)
+        write_json(folder / "prompt_config.json", self.prompt_config)
 
 
-def _read_pixel_format(folder: Path) -> PixelFormat:
-    path = folder / "preprocessor_config.json"
-    if not path.is_file():
-        return PixelFormat()
-    data = json.loads(path.read_text(encoding="utf-8"))
-    plain = PixelFormat()
-    return PixelFormat(
-        patch=data.get("patch_size", plain.patch),
-        time=data.get("temporal_patch_size", plain.time),
-        merge=data.get("merge_size", plain.merge),
-        mean=tuple(data.get("image_mean", plain.mean)),
-        std=tuple(data.get("image_std", plain.std)),
-    )
+def _load_model(source: str | Path, dtype: torch.dtype, *, empty: bool) -> Qwen3VLForConditionalGeneration:
+    """Load a model in main memory, or make it `empty`, on the meta device.
 
-
-def patchify(pixels: np.ndarray, form: PixelFormat) -> Tensor:
-    """Picture [height, width, 3] uint8 -> [patches, 3 x time x patch x patch] float32, patches in the order
-    of the 2x2 merger.
+    Raises OSError for a source that cannot be read, ValueError for weights that do not fit.
     """
-    height, width = pixels.shape[:2]
-    scaled = (pixels.astype(np.float32) / 255 - np.asarray(form.mean, np.float32)) / np.asarray(
-        form.std, np.float32
+    transformers_logging.disable_progress_bar()
+    if empty:
+        config = Qwen3VLConfig.from_pretrained(source)
+        with torch.device("meta"):
+            model = Qwen3VLForConditionalGeneration._from_config(
+                config, dtype=dtype, attn_implementation="sdpa"
+            )
+        with suppress(OSError):  # a checkpoint need not have one
+            model.generation_config = GenerationConfig.from_pretrained(source)
+        return model
+    model, info = Qwen3VLForConditionalGeneration.from_pretrained(
+        source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
     )
-    side, merge = form.patch, form.merge
-    cells = scaled.reshape(height // (side * merge), merge, side, width // (side * merge), merge, side, 3)
-    cells = cells.transpose(
-        0, 3, 1, 4, 6, 2, 5
-    )  # row, column of tokens; row, column in the token; channel; row, column in the patch
-    frames = np.repeat(cells[:, :, :, :, :, None], form.time, axis=5)
-    return torch.from_numpy(np.ascontiguousarray(frames.reshape(height * width // side**2, -1)))
+    check_weights(source, {*info["missing_keys"], *info["unexpected_keys"]})
+    return model
+
+
+def check_weights(source: str | Path, wrong: Collection[str]) -> None:
+    """Raise ValueError where tensors of a checkpoint are missing or too many."""
+    if wrong:
+        names = ", ".join(sorted(wrong)[:3])
+        raise ValueError(
+            f"{source}: the weights do not fit a Qwen3-VL: {names} missing or unexpected "
+            f"({len(wrong)} in all)"
+        )

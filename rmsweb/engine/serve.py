@@ -17,6 +17,9 @@ from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.records import Message, Reply
 
+WINDOW_S = 0.01  # how long the first request of a batch waits for others
+MAX_BATCH = 64  # requests answered at once
+
 
 @dataclass(frozen=True, slots=True)
 class _Request:
@@ -32,28 +35,11 @@ class CheckpointPolicy:
     Args:
         policy: the model; nobody else may use it while requests are open.
         image_root: folder that the pictures' paths are relative to (the run folder).
-        decoding: the evaluation's by default (temperature 0.7, top-p 0.8, top-k 20).
-        window_s: how long the first request of a batch waits for others.
-        max_batch: requests answered at once.
+        decoding: how answers are sampled.
     """
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        image_root: Path,
-        *,
-        decoding: Decoding = Decoding(temperature=0.7, top_p=0.8, top_k=20),  # noqa: B008 (frozen)
-        window_s: float = 0.01,
-        max_batch: int = 64,
-    ) -> None:
-        self.policy, self.image_root, self.decoding, self.window_s, self.max_batch = (
-            policy,
-            image_root,
-            decoding,
-            window_s,
-            max_batch,
-        )
-        self.num_batches = 0
+    def __init__(self, policy: PolicyModel, image_root: Path, decoding: Decoding) -> None:
+        self.policy, self.image_root, self.decoding = policy, image_root, decoding
         self._waiting: list[_Request] = []
         self._task: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, "policy")
@@ -61,7 +47,7 @@ class CheckpointPolicy:
     async def __call__(
         self, messages: Sequence[Message], *, seed: int, purpose: str, max_tokens: int
     ) -> Reply:
-        """Answers one request.
+        """Answer one request.
 
         Raises what makes this request impossible: ValueError, FileNotFoundError for its picture.
         """
@@ -72,25 +58,20 @@ class CheckpointPolicy:
         return await request.answer
 
     def close(self) -> None:
-        """Ends the worker thread."""
+        """End the worker thread."""
         self._worker.shutdown(wait=True)
 
     async def _serve(self) -> None:
-        """Answers batches until nobody waits."""
+        """Answer batches until nobody waits."""
         loop = asyncio.get_running_loop()
         while self._waiting:
-            await asyncio.sleep(self.window_s)
-            batch, self._waiting = self._waiting[: self.max_batch], self._waiting[self.max_batch :]
-            job = loop.run_in_executor(
-                self._worker, self._answer, [(r.messages, r.seed, r.max_tokens) for r in batch]
-            )
+            await asyncio.sleep(WINDOW_S)
+            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+            job = loop.run_in_executor(self._worker, self._answer, batch)
             await asyncio.wait([job])
-            failure = job.exception()
-            replies: Sequence[Reply | BaseException] = (
-                [failure] * len(batch) if failure is not None else job.result()
-            )
-            self.num_batches += 1
-            for request, reply in zip(batch, replies, strict=True):
+            failure = job.exception()  # of the whole batch
+            for number, request in enumerate(batch):
+                reply = failure or job.result()[number]
                 if request.answer.done():  # its asker was cancelled
                     continue
                 if isinstance(reply, BaseException):
@@ -98,25 +79,24 @@ class CheckpointPolicy:
                 else:
                     request.answer.set_result(reply)
 
-    def _answer(self, batch: Sequence[tuple[Sequence[Message], int, int]]) -> list[Reply | BaseException]:
-        """In the worker thread: a reply or the reason why there is none, for every request."""
-        replies: list[Reply | BaseException] = []
-        prompts: list[tuple[int, EncodedPrompt]] = []
-        for number, (messages, _, _) in enumerate(batch):
-            replies.append(RuntimeError("not answered"))
+    def _answer(self, batch: Sequence[_Request]) -> list[Reply | Exception]:
+        """Return a reply, or the reason why there is none, for every request; runs in the worker thread."""
+        prompts: dict[int, EncodedPrompt] = {}
+        replies: dict[int, Reply | Exception] = {}
+        for number, request in enumerate(batch):
             try:
-                prompts.append((number, self.policy.encode_prompt(messages, self.image_root)))
+                prompts[number] = self.policy.encode_prompt(request.messages, self.image_root)
             except (ValueError, OSError) as error:
                 replies[number] = error
-        seeds, limits = (
-            [batch[number][1] for number, _ in prompts],
-            [batch[number][2] for number, _ in prompts],
-        )
-        encoded = [prompt for _, prompt in prompts]
         answers = sample(
-            self.policy, encoded, n=1, max_new_tokens=limits, seeds=seeds, decoding=self.decoding
+            self.policy,
+            list(prompts.values()),
+            n=1,
+            max_new_tokens=[batch[number].max_tokens for number in prompts],
+            seeds=[batch[number].seed for number in prompts],
+            decoding=self.decoding,
         )
-        for (number, prompt), (rollout,) in zip(prompts, answers, strict=True):
+        for (number, prompt), (rollout,) in zip(prompts.items(), answers, strict=True):
             replies[number] = Reply(
                 text=rollout.text,
                 prompt_tokens=len(prompt),
@@ -124,4 +104,4 @@ class CheckpointPolicy:
                 finish_reason=rollout.finish_reason,
                 model=self.policy.name,
             )
-        return replies
+        return [replies[number] for number in range(len(batch))]

@@ -1,63 +1,85 @@
-"""Training: the optimizer step, learning rates, the packs of a step, and the state that a killed run goes on
-from.
+"""Training: the optimizer, the packs of a step, and the one trainer of SFT, RL and the tiny base.
 
-Purpose: what SFT and RL share. A step plans its packs, runs this rank's share forward and backward, sums
-gradients over the ranks, clips, and updates (App. F: AdamW, cosine; App. G: constant rate).
+Purpose: a step plans its packs, runs this rank's share forward and backward, sums gradients over the ranks,
+clips, and updates (App. F: AdamW, cosine; App. G: constant rate). The trainer owns what lies around a step:
+loop, metrics, evaluation, choice of the best checkpoint, training states and resume. Scripts give it `step`
+and `evaluate`; the loss is theirs.
 
-Shapes: N answer tokens of a pack.
+Shapes: R tokens of an answer.
 
-1. ours: warm-up step s (from 0) has the rate peak x (s + 1) / W, so that the first step is not lost.
-2. ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
+ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
 """
 
 import hashlib
 import math
-import os
-import shutil
+import resource
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rmsweb.engine.distributed import Ranks, shard, whole
-from rmsweb.engine.lora import Scope, add_lora, lora_layers, merged_state_dict, save_adapter
-from rmsweb.engine.packing import Group, Lengths, Pack, cost, deal, dummy_pack, make_pack, plan_packs, select
-from rmsweb.engine.policy import PolicyModel, checkpoint_layers
+from rmsweb.config import Config, flat, opt, part
+from rmsweb.engine.checkpoints import (
+    load_training_state,
+    save_checkpoint,
+    save_training_state,
+    trained_parameters,
+)
+from rmsweb.engine.distributed import EngineConfig, Ranks, shard_policy, whole
+from rmsweb.engine.lora import LoraConfig, add_lora
+from rmsweb.engine.packing import (
+    Pack,
+    Packable,
+    bundles_in,
+    cost,
+    deal_packs,
+    dummy_pack,
+    lengths_in,
+    make_pack,
+    plan_packs,
+)
+from rmsweb.engine.policy import PolicyModel, recompute_layers
+from rmsweb.jsonl import RecordError, read_records
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import MinedState, RecordError, Split, StepSample, read_records
-
-KEPT_STATES = 2  # newest training states that stay on disk
-
-
-def cosine_with_warmup(step: int, total: int, peak: float, warmup_ratio: float) -> float:
-    """Learning rate of step `step` in [0, total): linear over the first ceil(total x warmup_ratio) steps,
-    then half a cosine down to 0.
-
-    >>> [round(cosine_with_warmup(step, 5, 1.0, 0.4), 3) for step in range(5)]
-    [0.5, 1.0, 1.0, 0.75, 0.25]
-    """
-    warmup = math.ceil(total * warmup_ratio)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+from rmsweb.records import MinedState, Split, StepSample
+from rmsweb.runs import RunWriter
 
 
-def constant(step: int, total: int, peak: float, warmup_ratio: float = 0.0) -> float:
-    """Learning rate of RL: the peak at every step."""
-    return peak
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Config):
+    """AdamW."""
+
+    lr: float = opt(1e-4, "learning rate (of SFT: its peak)", paper="1e-4 in SFT, 8e-6 in RL", above=0)
+    weight_decay: float = opt(0.01, "AdamW weight decay", paper="0.01 in SFT")
+    clip: float = opt(1.0, "largest gradient norm", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(Config):
+    """What every trainer needs to know."""
+
+    model: str = opt(help="checkpoint folder or hub name of the model to start from")
+    out: Path = opt(help="run folder to write")
+    resume: bool = opt(False, "go on with the run in --out")
+    lora: LoraConfig = part(LoraConfig)
+    optimizer: OptimizerConfig = part(OptimizerConfig)
+    engine: EngineConfig = part(EngineConfig)
+
+
+# ------------------------------------------------------------------------------------------ data and policy
 
 
 def read_samples(
     files: Iterable[Path], prompt_config: PromptConfig, split: Split
 ) -> Iterator[tuple[StepSample, Path]]:
-    """Samples and mined states of the files in order, each with its run folder.
+    """Yield the samples and mined states of the files in order, each with its run folder.
 
-    RecordError where a file holds something else; ValueError naming file and sample where the prompt
+    Raises RecordError for a file of something else; ValueError naming file and sample where the prompt
     configuration or the split differs.
     """
     for file in files:
@@ -69,56 +91,60 @@ def read_samples(
                 f"{file}:1: header is {header[:80]!r}, expected one of a MinedState or StepSample file"
             )
         for sample in read_records(file, kind):
-            if sample.prompt_config != prompt_config.hash:
-                raise ValueError(
-                    f"{file}: {sample.sample_id} was made with prompt config {sample.prompt_config}, expected {prompt_config.hash}"
-                )
+            name, made = f"{file}: {sample.sample_id}", sample.prompt_config
+            if made != prompt_config.hash:
+                raise ValueError(f"{name} was made with prompt config {made}, expected {prompt_config.hash}")
             if sample.split != split:
-                raise ValueError(f"{file}: {sample.sample_id} is of split {sample.split}, expected {split}")
+                raise ValueError(f"{name} is of split {sample.split}, expected {split}")
             yield sample, file.parent
 
 
 def prepare_policy(
-    source: str,
+    config: TrainerConfig,
     ranks: Ranks,
     *,
     prompt_config: PromptConfig,
-    dtype: str,
-    lora_rank: int,
-    lora_alpha: float,
-    lora_scope: Scope,
-    lora_dropout: float = 0.0,
-    recompute: bool,
-    sharded: bool,
     seed: int,
-) -> tuple[PolicyModel, list[nn.Parameter]]:
-    """The model `source` with fresh adapters on this rank's device, whole or its shard, and the parameters
-    that are trained.
+    lora_dropout: float = 0.0,
+) -> PolicyModel:
+    """Load the model with fresh adapters onto this rank's device, whole or its shard.
 
-    Args:
-        dtype: of frozen weights: float32, bfloat16, or auto (bfloat16 on a GPU). Trained weights are float32.
-        lora_rank: 0 trains all weights, without adapters.
+    Frozen weights have the dtype of the config, trained weights are float32; rank 0 of LoRA trains all
+    weights. Raises ValueError where the ranks were started with different flags.
     """
-    half = dtype == "bfloat16" or (dtype == "auto" and ranks.device.type == "cuda")
-    frozen = torch.bfloat16 if half and lora_rank else torch.float32
+    ranks.agree({name: value for name, value in flat(config).items() if name != "threads"})
+    engine, lora = config.engine, config.lora
+    half = engine.dtype == "bfloat16" or (engine.dtype == "auto" and ranks.device.type == "cuda")
     policy = PolicyModel.load(
-        source, dtype=frozen, device="meta" if sharded else ranks.device, prompt_config=prompt_config
+        config.model,
+        dtype=torch.bfloat16 if half and lora.lora_rank else torch.float32,
+        device="meta" if engine.shard else ranks.device,
+        prompt_config=prompt_config,
     )
     torch.manual_seed(seed)
-    if lora_rank:
-        add_lora(policy.model, rank=lora_rank, alpha=lora_alpha, dropout_p=lora_dropout, scope=lora_scope)
-    if recompute:
-        checkpoint_layers(policy.model)
-    if sharded:
-        shard(policy, ranks, torch.bfloat16 if half else None)
-    return policy, [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+    if lora.lora_rank:
+        add_lora(
+            policy.model,
+            rank=lora.lora_rank,
+            alpha=lora.lora_alpha,
+            dropout_p=lora_dropout,
+            scope=lora.lora_scope,
+        )
+    if engine.recompute:
+        recompute_layers(policy.model)
+    if engine.shard:
+        shard_policy(policy, ranks, torch.bfloat16 if half else None)
+    return policy
+
+
+# ------------------------------------------------------------------------------------------ packs of a step
 
 
 @dataclass(frozen=True, slots=True)
 class RankPack:
     """A pack of this rank.
 
-    `number` counts the step's packs over all ranks, -1 for a dummy; `answers` are (group, answer) in the
+    `number` counts the step's packs over all ranks, -1 for a dummy; `answers` are (item, answer) in the
     pack's order.
     """
 
@@ -128,60 +154,42 @@ class RankPack:
 
 
 def rank_packs(
-    policy: PolicyModel,
-    ranks: Ranks,
-    lengths: Sequence[Lengths],
-    group: Callable[[int], Group],
-    token_budget: int,
+    policy: PolicyModel, ranks: Ranks, items: Sequence[Packable], token_budget: int
 ) -> Iterator[RankPack]:
-    """This rank's packs of a step's groups: equally many on every rank, filled up with dummies that hold no
-    answers.
+    """Yield this rank's packs of a step.
 
-    The plan is a function of `lengths` alone, so all ranks agree on it and only the rank that needs a group
-    encodes it.
+    There are equally many on every rank, filled up with dummies that hold no answers. The plan is a function
+    of the lengths alone, so all ranks agree on it and only the rank that needs an item encodes it.
     """
+    lengths = [item.lengths for item in items]
     bins = plan_packs(lengths, token_budget)
-    costs = [
-        cost(
-            [
-                (lengths[number][0], tuple(lengths[number][1][a] for a in answers))
-                for number, answers in content
-            ]
-        )
-        for content in bins
-    ]
-    for number in deal(costs, ranks.world_size)[ranks.rank]:
+    costs = [cost(lengths_in(content, lengths)) for content in bins]
+    for number in deal_packs(costs, ranks.world_size)[ranks.rank]:
         if number is None:
             yield RankPack(-1, dummy_pack(policy.device), ())
             continue
-        content = bins[number]
-        groups = {index: group(index) for index, _ in content}
-        ordered = select(groups, content)
-        yield RankPack(
-            number,
-            make_pack(ordered, policy.device),
-            tuple((index, answer) for index, answers in content for answer in answers),
-        )
+        pack = make_pack(bundles_in(bins[number], items), policy.device)
+        answers = tuple((index, answer) for index, held in bins[number] for answer in held)
+        yield RankPack(number, pack, answers)
 
 
-def score(
-    policy: PolicyModel,
-    ranks: Ranks,
-    lengths: Sequence[Lengths],
-    group: Callable[[int], Group],
-    token_budget: int,
-    temperature: float = 1.0,
+def answer_logprobs(
+    policy: PolicyModel, ranks: Ranks, items: Sequence[Packable], token_budget: int
 ) -> dict[tuple[int, int], Tensor]:
-    """Log-probabilities of every answer, [R] float32 on the CPU by (group, answer), without gradient, on all
-    ranks.
+    """Return the log-probabilities of every answer by (item, answer), [R] float32 on the CPU.
+
+    Without gradient and dropout. The ranks share the work and all get the same result.
     """
     own: dict[tuple[int, int], Tensor] = {}
-    with torch.no_grad():
-        for item in rank_packs(policy, ranks, lengths, group, token_budget):
-            logprobs = policy.response_logprobs(item.pack, temperature).cpu()
-            if item.answers:
-                own |= dict(zip(item.answers, logprobs.split(item.pack.response_lengths), strict=True))
-    return {key: value for part in ranks.gather(own) for key, value in part.items()}
+    with policy.evaluating():
+        for row in rank_packs(policy, ranks, items, token_budget):
+            logprobs = policy.response_logprobs(row.pack).cpu()
+            if row.answers:
+                own |= zip(row.answers, logprobs.split(row.pack.response_lengths), strict=True)
+    return {key: value for found in ranks.gather(own) for key, value in found.items()}
+
+
+# ---------------------------------------------------------------------------------------------- optimizer
 
 
 class Optimizer:
@@ -190,50 +198,44 @@ class Optimizer:
     Args:
         parameters: those that require gradients.
         rate: step number (from 0) -> learning rate.
-        clip: largest gradient norm.
     """
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Iterable[nn.Parameter],
         ranks: Ranks,
         rate: Callable[[int], float],
-        *,
-        weight_decay: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.999),
-        clip: float = 1.0,
+        config: OptimizerConfig = OptimizerConfig(),
     ) -> None:
-        self.parameters, self.ranks, self.rate, self.clip = list(parameters), ranks, rate, clip
+        self.parameters, self.ranks, self.rate, self.clip = list(parameters), ranks, rate, config.clip
         self.num_steps = 0
-        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        # fused AdamW takes no mix of sharded and whole parameters
+        kinds: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for parameter in self.parameters:
-            groups.setdefault((parameter.ndim > 1, isinstance(parameter, DTensor)), []).append(parameter)
-        self.adam = torch.optim.AdamW(
-            [
-                {"params": members, "weight_decay": weight_decay if matrix else 0.0}
-                for (matrix, _), members in groups.items()
-            ],
-            lr=rate(0),
-            betas=betas,
-            fused=True,
-        )
+            kinds.setdefault((parameter.ndim > 1, isinstance(parameter, DTensor)), []).append(parameter)
+        groups = [
+            {"params": members, "weight_decay": config.weight_decay * matrix}
+            for (matrix, _), members in kinds.items()
+        ]
+        self.adam = torch.optim.AdamW(groups, lr=rate(0), fused=True)
 
     def step(self) -> tuple[float, float]:
-        """One update from the accumulated gradients, which are cleared; returns the gradient norm before
-        clipping and the learning rate.
+        """Make one update from the accumulated gradients and clear them.
 
-        ValueError where the norm is not finite: such a step would destroy the weights.
+        Returns: the gradient norm before clipping, and the learning rate. Raises ValueError for a norm that
+        is not finite: such a step would destroy the weights.
         """
         self.ranks.sum_gradients(self.parameters)
-        norm = self._norm()
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norm = self._norm(gradients)
         if not math.isfinite(norm):
             raise ValueError(
-                f"step {self.num_steps}: the gradient norm is {norm}; lower the learning rate or look at the data of this step"
+                f"step {self.num_steps}: the gradient norm is {norm}; lower the learning rate or look at the "
+                "data of this step"
             )
         if norm > self.clip:
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(self.clip / norm)
+            for gradient in gradients:
+                gradient.mul_(self.clip / norm)
         rate = self.rate(self.num_steps)
         for group in self.adam.param_groups:
             group["lr"] = rate
@@ -242,176 +244,150 @@ class Optimizer:
         self.num_steps += 1
         return norm, rate
 
-    def _norm(self) -> float:
-        """Norm of all gradients, the parts of sharded ones included."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        squares = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)  # replicated, sharded
+    def _norm(self, gradients: Sequence[Tensor]) -> float:
+        """Return the norm of all gradients, the parts of sharded ones on other ranks included."""
+        total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for gradient in gradients:
-            part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            squares[int(isinstance(gradient, DTensor))] += part.float().square().sum()
-        if self.ranks.world_size > 1 and any(isinstance(gradient, DTensor) for gradient in gradients):
-            dist.all_reduce(squares[1:])
-        return math.sqrt(float(squares.sum()))
+            total += whole(gradient.float().square().sum())
+        return math.sqrt(float(total))
 
 
-# ------------------------------------------------------------------------------------- states and checkpoints
-
-
-def save_training_state(
-    folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks, *, step: int, extra: dict[str, Any]
-) -> None:
-    """Writes folder/state-<step>.rank<r>-of-<ranks>.pt: trained weights, optimizer, random state and `extra`;
-    the two newest steps stay.
-
-    A file appears whole or not at all, so a run killed at any moment goes on from the newest step that all
-    ranks have. `step` counts training steps, skipped ones included.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"state-{step:08d}.rank{ranks.rank}-of-{ranks.world_size}.pt"
-    weights = {
-        name: parameter.detach()
-        for name, parameter in policy.model.named_parameters()
-        if parameter.requires_grad
-    }
-    state = {
-        "updates": optimizer.num_steps,
-        "weights": weights,
-        "adam": optimizer.adam.state_dict(),
-        "rng": torch.get_rng_state(),
-        "extra": extra,
-    }
-    if ranks.device.type == "cuda":
-        state["cuda_rng"] = torch.cuda.get_rng_state(ranks.device)
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        torch.save(_local(state), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    ranks.barrier()
-    for _, old in sorted(_states(folder, ranks).items())[:-KEPT_STATES]:
-        old.unlink()
-
-
-def load_training_state(
-    folder: Path, policy: PolicyModel, optimizer: Optimizer, ranks: Ranks
-) -> dict[str, Any] | None:
-    """Goes back to the newest state that all ranks have and returns its `extra`; None where there is none.
-
-    Later states, which some ranks wrote before the run was killed, are deleted. ValueError where the state
-    belongs to other parameters or another number of ranks.
-    """
-    own = _states(folder, ranks)
-    if others := set(folder.glob("state-*.pt")) - {
-        path for paths in ranks.gather(list(own.values())) for path in paths
-    }:
-        raise ValueError(
-            f"{min(others)}: was written by another number of ranks than {ranks.world_size}; resume with as many as before"
-        )
-    newest = max(set.intersection(*map(set, ranks.gather(list(own)))), default=-1)
-    for step, path in own.items():
-        if step > newest:
-            path.unlink()
-    if newest < 0:
-        return None
-    path = own[newest]
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    trained = {
-        name: parameter for name, parameter in policy.model.named_parameters() if parameter.requires_grad
-    }
-    if trained.keys() != state["weights"].keys():
-        raise ValueError(
-            f"{path}: trains other parameters than this run; resume with the flags of the run that wrote it"
-        )
-    for name, parameter in trained.items():
-        target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        target.data.copy_(state["weights"][name])
-    shapes = [parameter for group in optimizer.adam.param_groups for parameter in group["params"]]
-    optimizer.adam.load_state_dict(_like(state["adam"], shapes))
-    optimizer.num_steps = state["updates"]
-    torch.set_rng_state(state["rng"])
-    if "cuda_rng" in state:
-        torch.cuda.set_rng_state(state["cuda_rng"], ranks.device)
-    return state["extra"]
+# ---------------------------------------------------------------------------------------------- the trainer
 
 
 def data_digest(items: Iterable[Any]) -> str:
-    """Short digest of what a run trains on, in order: ranks must agree on it, and a resumed run must find it
-    again.
+    """Return a short digest of what a run trains on, in order.
+
+    Ranks must agree on it, and a resumed run must find it again.
     """
     return hashlib.sha256("\n".join(map(repr, items)).encode()).hexdigest()[:16]
 
 
 def check_data(before: str, now: str, out: Path) -> None:
-    """ValueError where a resumed run would train on other data than before."""
+    """Raise ValueError where a resumed run would train on other data than before."""
     if before != now:
         raise ValueError(
-            f"{out}: the run was started with other data (digest {before}, now {now}); resume with the same files or choose another --out"
+            f"{out}: the run was started with other data (digest {before}, now {now}); resume with the same "
+            "files or choose another --out"
         )
 
 
-def _states(folder: Path, ranks: Ranks) -> dict[int, Path]:
-    """Step -> file of this rank's states."""
-    return {
-        int(path.name.split("-")[1].split(".")[0]): path
-        for path in folder.glob(f"state-*.rank{ranks.rank}-of-{ranks.world_size}.pt")
-    }
+def peak_memory_gb(device: torch.device) -> float:
+    """Return the peak memory of this process so far in GiB: of its GPU, or resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _local(value: Any) -> Any:
-    """The same nest of dicts and lists with this rank's part of every sharded tensor."""
-    if isinstance(value, dict):
-        return {key: _local(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_local(item) for item in value]
-    return value.to_local() if isinstance(value, DTensor) else value
+@dataclass(slots=True)
+class Progress:
+    """How far a run got; every training state holds it."""
+
+    step: int = 0  # training steps, skipped ones included
+    consumed: int = 0  # data so far, as the script counts it: tokens of SFT, prompts of RL
+    best: float | None = None  # what checkpoint-best reached; None before the first evaluation
+    best_step: int = 0
 
 
-def _like(state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
-    """Optimizer state whose tensors are sharded again as their parameters are."""
-    for number, slots in state["state"].items():
-        parameter = parameters[number]
-        if isinstance(parameter, DTensor):
-            for name, value in slots.items():
-                if value.ndim:
-                    slots[name] = DTensor.from_local(
-                        value,
-                        parameter.device_mesh,
-                        parameter.placements,
-                        shape=parameter.shape,
-                        stride=parameter.stride(),
-                    )
-    return state
+@dataclass
+class Trainer:
+    """The loop of a run: steps, metrics, evaluations, checkpoints, training states."""
 
+    config: TrainerConfig
+    policy: PolicyModel
+    ranks: Ranks
+    _: KW_ONLY
+    rate: Callable[[int], float]  # update (from 0) -> learning rate
+    num_steps: int  # training steps in all
+    evaluate_every: int  # steps; the last one is followed by an evaluation and a training state
+    save_every: int  # steps between training states
+    best_by: str  # the metric of an evaluation that chooses checkpoint-best
+    better: Callable[[float, float], bool]  # (value, best so far) -> whether the value wins
+    evaluate_first: bool = False  # whether the untrained weights take part
+    data: Iterable[object] = ()  # what is trained on, in order
+    may_differ: tuple[str, ...] = ()  # further flags that a resumed run may change
 
-def save_checkpoint(
-    policy: PolicyModel, ranks: Ranks, folder: Path, *, adapter: Path | None = None, base_name: str = ""
-) -> None:
-    """Rank 0 writes the merged standard checkpoint to `folder` and, where there are adapters, those to
-    `adapter`; all ranks must call it.
+    def __post_init__(self) -> None:
+        config, ranks = self.config, self.ranks
+        self.digest, self.progress, self.started = data_digest(self.data), Progress(), time.perf_counter()
+        ranks.agree({"the data (digest)": self.digest})
+        free = ("threads", "token_budget", "save_every", *self.may_differ)
+        self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free)
+        parameters = trained_parameters(self.policy).values()
+        self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer)
+        if not config.resume:
+            return
+        extra = load_training_state(config.out / "state", self.policy, self.optimizer.adam, ranks)
+        if extra is not None:
+            check_data(extra["data"], self.digest, config.out)
+            self.progress, self.optimizer.num_steps = Progress(**extra["progress"]), extra["updates"]
+        self.folder.cut_metrics(self.progress.step if extra else -1)
 
-    Sharded weights are gathered one tensor at a time and kept by rank 0 alone, in main memory. A folder of
-    the same name is replaced when the new one is complete.
-    """
+    def log(self, values: dict[str, Any]) -> None:
+        """Write a line of metrics."""
+        if self.ranks.is_main:
+            self.folder.log({"step": self.progress.step, **values})
 
-    def keep(tensor: Tensor) -> Tensor | None:
-        full = whole(tensor)
-        return full.cpu() if ranks.is_main else None
+    def run(
+        self,
+        step: Callable[[], dict[str, Any] | None],
+        evaluate: Callable[[], dict[str, float]],
+        facts: dict[str, Any],
+    ) -> Iterator[dict[str, Any]]:
+        """Train to the end; yields the metrics of every step.
 
-    state = merged_state_dict(policy.model, keep)
-    if ranks.is_main:
-        _replace(folder, lambda target: policy.save(target, state=state))
-        if adapter is not None and lora_layers(policy.model):
-            _replace(adapter, lambda target: save_adapter(policy.model, target, base_name))
-    ranks.barrier()
+        Args: step: makes one training step and returns its metrics, None to end the run early. evaluate:
+        measures the weights, or returns nothing. facts: the first line of metrics.
+        """
+        if self.progress.step == 0:
+            trained = sum(parameter.numel() for parameter in self.optimizer.parameters)
+            self.log({**facts, "trained_parameters": trained})
+            if self.evaluate_first:
+                self._choose(evaluate())
+        while self.progress.step < self.num_steps:
+            begun = time.perf_counter()
+            self.policy.model.train()
+            values = step()
+            if values is None:
+                return
+            self.progress.step += 1
+            seconds, memory = time.perf_counter() - begun, peak_memory_gb(self.ranks.device)
+            self.log({**values, "step_s": seconds, "memory_gb": memory})
+            if self._due(self.evaluate_every):
+                self._choose(evaluate())
+            if self._due(self.save_every):
+                self._save_state()
+            yield values
 
+    def _due(self, every: int) -> bool:
+        return self.progress.step % every == 0 or self.progress.step == self.num_steps
 
-def _replace(folder: Path, write: Callable[[Path], None]) -> None:
-    new, old = (folder.with_name(f"{folder.name}.{name}.tmp") for name in ("new", "old"))
-    for rest in (new, old):  # of a killed run
-        shutil.rmtree(rest, ignore_errors=True)
-    write(new)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(new, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    def _choose(self, measured: dict[str, float]) -> None:
+        """Log an evaluation; weights that beat all before become checkpoint-best."""
+        if not measured:
+            return
+        self.log(measured)
+        value, best = measured[self.best_by], self.progress.best
+        if best is None or self.better(value, best):
+            self.progress.best, self.progress.best_step = value, self.progress.step
+            self.save("checkpoint-best", adapter=True)
+
+    def save(self, name: str, *, adapter: bool = False) -> None:
+        """Write a checkpoint of the run, and with `adapter` the adapters too."""
+        out = self.config.out
+        save_checkpoint(self.policy, self.ranks, out / name, adapter=out / "adapter" if adapter else None)
+
+    def _save_state(self) -> None:
+        done, adam = self.progress, self.optimizer.adam
+        extra = {"progress": asdict(done), "updates": self.optimizer.num_steps, "data": self.digest}
+        folder = self.config.out / "state"
+        save_training_state(folder, self.policy, adam, self.ranks, step=done.step, extra=extra)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write checkpoint-last and summary.json; without evaluations the last weights are the best."""
+        chosen = self.progress.best is not None
+        self.save("checkpoint-last", adapter=not chosen)
+        if not chosen:
+            self.save("checkpoint-best")
+        if self.ranks.is_main:
+            self.folder.write_json("summary.json", {**summary, "seconds": time.perf_counter() - self.started})

@@ -1,14 +1,12 @@
-"""The tiny base: a Qwen3-VL of the real class with about one million parameters, its word-level tokenizer,
-and its training by drills.
+"""The tiny base: a Qwen3-VL with about one million parameters, its tokenizer, and its training by drills.
 
-Purpose: stands where Qwen3-VL-8B-Instruct stands, so that the whole pipeline runs on a laptop. `python -m
-rmsweb.playground.base_model
---out DIR` rebuilds what is committed under `playground/base/`. It has never seen a page, a task or an entity
-of the playground in its role (see `drills`).
+Purpose: it takes the place of Qwen3-VL-8B-Instruct, so that the whole pipeline runs on a laptop. `python -m
+rmsweb.playground.base_model --out DIR` rebuilds what is committed under `playground/base/`. It has never seen
+a page, a task or an entity of the playground in its role (see `drills`).
 
-ours: everything. A word is one token wherever it stands: the space between two words is implied (dropped when
-encoding, put back when decoding), pieces of the state's and the answer's structure are single tokens. In
-every layer but the first the query projection starts as a copy of the key projection: a token then attends to
+ours: everything. A word is one token in every place: the space between two words is implied (dropped when
+encoding, put back when decoding), and pieces of the state's and the answer's structure are single tokens. In
+every layer but the first the query projection starts as a copy of the key projection. So a token attends to
 equal tokens from the start, without which look-up is not learned in minutes. Stages advance at a running
 accuracy on words and numbers; structure tokens weigh 0.2.
 """
@@ -17,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import math
+import operator
 import random
 import sys
 import tempfile
@@ -31,8 +30,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from rmsweb.engine.packing import EncodedPrompt, Group, Pack, make_pack
+from rmsweb.engine.distributed import Ranks
+from rmsweb.engine.packing import Bundle, EncodedPrompt, Pack, make_pack
 from rmsweb.engine.policy import PolicyModel
+from rmsweb.engine.training import Trainer, TrainerConfig
 from rmsweb.playground.drills import NUM_VALUES, STAGES, Drill, Words
 from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Image
@@ -48,25 +49,31 @@ SPECIAL = (
     "<|video_pad|>",
 )
 STRUCTURE = (
-    "user\n", "system\n", "assistant\n", "\n", "\t", "\n\t", "\n[", "[", "\n*[", "*[", "]<a />\n\t", "]<button />\n\t", "]<input name=", "]<select name=",
-    " value=", " />", "<browser_state>\nPage: ", "</browser_state>\n", "<history>\n", "</history>\n", "Task: ", "<guide>\n", "</guide>\n", "Warning: ",
-    '{"evaluation_previous_goal":"', '","memory":"', '","next_goal":"', '","action":[{"', "click_element_by_index", "input_text", "select_dropdown_option",
-    "done", "go_back", '":{"index":', "}}]}", ',"text":"', '"}}]}', '":{"text":"', '","success":true}}]}', '","success":false}}]}', '":{}}]}',
+    "user\n", "system\n", "assistant\n", "\n", "\t", "\n\t", "\n[", "[", "\n*[", "*[",
+    "]<a />\n\t", "]<button />\n\t", "]<input name=", "]<select name=", " value=", " />",
+    "<browser_state>\nPage: ", "</browser_state>\n", "<history>\n", "</history>\n", "Task: ",
+    "<guide>\n", "</guide>\n", "Warning: ",
+    '{"evaluation_previous_goal":"', '","memory":"', '","next_goal":"', '","action":[{"',
+    "click_element_by_index", "input_text", "select_dropdown_option", "done", "go_back",
+    '":{"index":', "}}]}", ',"text":"', '"}}]}', '":{"text":"', '","success":true}}]}',
+    '","success":false}}]}', '":{}}]}',
 )  # fmt: skip
 CLOSING = "<|im_end|>\n<|im_start|>assistant\n"
 STRUCTURE_WEIGHT = 0.2
 GATES = (0.8, 0.8, 0.8, 0.85)  # running accuracy that ends a stage
 REPLAY = 0.2  # share of a batch that comes from older stages
-# steps; look-up is found while the rate is still low (at 1e-3 from step 50 on it was not found in 1,600
-# steps)
+# steps; look-up is found while the rate is low (at 1e-3 from step 50 on it was not found in 1,600 steps)
 WARM_UP = 400
+PEAK_RATE = 1e-3
+BATCH = 16  # drills
 
 # -------------------------------------------------------------------------------------------------- tokenizer
 
 
 def build_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer over `words`, the numbers 0..99 and the structure tokens; unknown words become
-    <unk>.
+    """Return a word-level tokenizer over `words`, the numbers 0..99 and the structure tokens.
+
+    Unknown words become <unk>.
     """
     vocabulary = {token: i for i, token in enumerate(SPECIAL)}
     plain = ["<unk>", *(str(number) for number in range(NUM_VALUES)), *sorted(set(words) - {"done"})]
@@ -97,24 +104,28 @@ def build_model(
     kv_heads: int = 2,
     head_dim: int = 32,
 ) -> Qwen3VLForConditionalGeneration:
-    """Random weights (std 0.02) with q_proj = k_proj in every layer but the first."""
+    """Return a model with random weights (std 0.02), and q_proj = k_proj in every layer but the first."""
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
     third = head_dim // 6
     vocab = math.ceil(len(tokenizer) / 64) * 64
     config = Qwen3VLConfig(
         text_config={
-            "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, "head_dim": head_dim, "max_position_embeddings": 8192,
+            "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+            "head_dim": head_dim, "max_position_embeddings": 8192,
             "rope_parameters": {
-                "rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True, "mrope_section": [head_dim // 2 - 2 * third, third, third],
+                "rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True,
+                "mrope_section": [head_dim // 2 - 2 * third, third, third],
             },
         },
         vision_config={
-            "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
-            "out_hidden_size": hidden, "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
+            "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 16,
+            "temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": hidden,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
         },
-        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"], vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"], eos_token_id=ids["<|im_end|>"], pad_token_id=ids["<|endoftext|>"], tie_word_embeddings=True,
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+        eos_token_id=ids["<|im_end|>"], pad_token_id=ids["<|endoftext|>"], tie_word_embeddings=True,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = Qwen3VLForConditionalGeneration(config)
@@ -134,7 +145,7 @@ def build_model(
 
 
 def draw_pictures(folder: Path, config: PromptConfig, count: int, seed: int) -> list[Image]:
-    """Random boxes and bars, as big as the viewport: pictures that look like pages from afar and say nothing."""
+    """Draw boxes and bars at random on the viewport: they look like pages from afar and say nothing."""
     r, images = random.Random(seed), []
     (folder / "screenshots").mkdir(parents=True, exist_ok=True)
     width, height = config.viewport
@@ -158,16 +169,14 @@ def draw_pictures(folder: Path, config: PromptConfig, count: int, seed: int) -> 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DrillBatch:
-    """A pack of drills: `weights` [response tokens] is 0 for what is given, 0.2 for structure, 1 for words
-    and numbers.
-    """
+    """A pack of drills."""
 
     pack: Pack
-    weights: Tensor
+    weights: Tensor  # [N]: 0 for what is given, 0.2 for structure, 1 for words and numbers
 
 
 class DrillEncoder:
-    """Drills -> packs of token ids with weights."""
+    """Turns drills into packs of tokens with weights."""
 
     def __init__(self, policy: PolicyModel, folder: Path) -> None:
         self.policy, self.folder, self.tokenizer = policy, folder, policy.tokenizer
@@ -178,7 +187,7 @@ class DrillEncoder:
         )
 
     def page(self, drill: Drill) -> EncodedPrompt:
-        """The shared part without the closing of the user's turn."""
+        """Return the shared part without the closing of the user's turn."""
         prompt = self.policy.encode_prompt(drill.page, self.folder)
         n = self.num_closing
         return dataclasses.replace(
@@ -189,7 +198,7 @@ class DrillEncoder:
         )
 
     def turns(self, drill: Drill) -> tuple[list[list[int]], list[Tensor]]:
-        """Token ids and weights of every turn."""
+        """Return the token ids and weights of every turn."""
         middle, end = (CLOSING, "<|im_end|>") if drill.chat else ("", "")
         texts = [
             turn.tail + middle + turn.target + ("" if turn.given and not turn.target.endswith("}") else end)
@@ -213,13 +222,13 @@ class DrillEncoder:
                 drill.page and not drill.chat and "<browser_state>" not in str(drill.page[0].parts)
             ):  # recall: one causal row
                 ids, turn_weights = [[i for row in ids for i in row]], [torch.cat(turn_weights)]
-            groups.append(Group(prompt=self.page(drill), responses=tuple(torch.tensor(row) for row in ids)))
+            groups.append(Bundle(prompt=self.page(drill), responses=tuple(torch.tensor(row) for row in ids)))
             weights += turn_weights
         return DrillBatch(make_pack(groups), torch.cat(weights))
 
 
 def accuracy(logprobs: Tensor, weights: Tensor) -> float:
-    """Share of words and numbers with a probability above one half (then they are what greedy decoding says)."""
+    """Return the share of words and numbers with a probability above one half, which greedy decoding says."""
     asked = weights == 1.0
     return (logprobs[asked] > math.log(0.5)).float().mean().item()
 
@@ -227,9 +236,9 @@ def accuracy(logprobs: Tensor, weights: Tensor) -> float:
 def skills(
     policy: PolicyModel, encoder: DrillEncoder, words: Words, seed: int = 1, count: int = 64
 ) -> dict[str, float]:
-    """Accuracy on fresh drills of every stage."""
+    """Return the accuracy on fresh drills of every stage."""
     result = {}
-    with torch.no_grad():
+    with policy.evaluating():
         for stage in STAGES:
             r = random.Random(f"{seed}/{stage.__name__}")
             batch = encoder.batch([stage(r, words) for _ in range(count)])
@@ -237,52 +246,59 @@ def skills(
     return result
 
 
-def train(
-    policy: PolicyModel,
-    encoder: DrillEncoder,
-    words: Words,
-    *,
-    seed: int,
-    seconds: float,
-    batch_size: int = 16,
-    lr: float = 1e-3,
-) -> None:
-    """Staged drills for `seconds` of CPU time; the rate falls over the last 40% of it."""
-    text = policy.model.model.language_model
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    r, stage, running, step, start = random.Random(seed), 0, 0.0, 0, time.process_time()
-    while (elapsed := time.process_time() - start) < seconds:
-        drills = [
-            STAGES[stage if r.random() >= REPLAY or stage == 0 else r.randrange(stage)](r, words)
-            for _ in range(batch_size)
-        ]
-        batch = encoder.batch(drills)
+def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int, seconds: float) -> None:
+    """Train on staged drills for `seconds` of CPU time; the rate falls over the last 40% of it.
+
+    The run folder lies beside the pictures of the encoder.
+    """
+    r, stage, running, start = random.Random(seed), 0, 0.0, time.process_time()
+
+    def rate(step: int) -> float:
+        left = 1 - (time.process_time() - start) / seconds
+        return PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * min(1.0, max(0.05, left / 0.4))
+
+    def draw() -> Drill:
+        """Draw a drill of this stage, or now and then of an older one."""
+        chosen = stage if r.random() >= REPLAY or stage == 0 else r.randrange(stage)
+        return STAGES[chosen](r, words)
+
+    def step() -> dict[str, object] | None:
+        nonlocal stage, running
+        elapsed = time.process_time() - start
+        if elapsed >= seconds:
+            return None
+        batch = encoder.batch([draw() for _ in range(BATCH)])
         logprobs = policy.response_logprobs(batch.pack)
         loss = -(logprobs * batch.weights).sum() / batch.weights.sum()
-        for group in optimizer.param_groups:
-            group["lr"] = (
-                lr
-                * min(1.0, (step + 1) / WARM_UP)
-                * min(1.0, max(0.05, (seconds - elapsed) / (0.4 * seconds)))
-            )
-        optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(text.parameters(), 1.0)
-        optimizer.step()
-        step += 1
+        trainer.optimizer.step()
         running = 0.95 * running + 0.05 * accuracy(logprobs.detach(), batch.weights)
         if stage < len(STAGES) - 1 and running > GATES[stage]:
             stage, running = stage + 1, 0.3
-            print(f"step {step}, {elapsed:.0f} s: on to {STAGES[stage].__name__}", flush=True)
-        if step % 100 == 0:
-            print(
-                f"step {step}, {elapsed:.0f} s: {STAGES[stage].__name__} loss {loss.item():.3f} accuracy {running:.3f}",
-                flush=True,
-            )
+        name = STAGES[stage].__name__
+        return {"seconds": round(elapsed), "stage": name, "loss": loss.item(), "accuracy": running}
+
+    trainer = Trainer(
+        TrainerConfig(model="", out=encoder.folder / "run"),
+        policy,
+        Ranks(0, 1, policy.device),
+        rate=rate,
+        num_steps=sys.maxsize,
+        evaluate_every=sys.maxsize,
+        save_every=sys.maxsize,
+        best_by="",
+        better=operator.gt,
+    )
+    for group in trainer.optimizer.adam.param_groups:
+        group["betas"] = (0.9, 0.98)
+    with trainer.folder:
+        for values in trainer.run(step, dict, {"seed": seed}):
+            if trainer.progress.step % 100 == 0:
+                print(json.dumps({"step": trainer.progress.step, **values}), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Builds, trains and saves the base; prints its skills."""
+    """Build, train and save the base, and print its skills."""
     parser = argparse.ArgumentParser(
         prog="python -m rmsweb.playground.base_model",
         description="Rebuild the tiny base policy from generic drills.",

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +22,7 @@ from torch import Tensor
 from rmsweb.browser.actions import action_span
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.salvage.gating import CELLS, MIN_COMPETENT, Cell, Gate
-from rmsweb.salvage.states import SampledGroup, span_mask
+from rmsweb.salvage.states import GroupLogProbs, Probe, SampledGroup, span_mask
 
 # ------------------------------------------------------------------------------------------- generated groups
 
@@ -136,22 +135,14 @@ def loss_statistics(sums: Mapping[str, float]) -> dict[str, float]:
 # -------------------------------------------------------------------------------------------- trained groups
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """An answer that is scored and never trained on."""
-
-    ids: Tensor  # [R] int64
-    mask: Tensor  # [R] bool: the target's action span
-
-
-def probes_of(group: SampledGroup, policy: PolicyModel) -> list[Probe]:
+def probes_of(group: SampledGroup, policy: PolicyModel) -> tuple[Probe, ...]:
     """Return the target as it is, and the target's action after the policy's own reasoning.
 
-    The second one is the first rollout that parses, with its action list replaced; it is missing where no
-    rollout parses.
+    The second one is the first rollout that parses, with its action list replaced by the target's. It is
+    missing if no rollout parses.
     """
     state = group.state
-    found = [Probe(state.target_ids, state.target_mask)]
+    target = Probe(state.target_ids, state.target_mask)
     assert state.sample.action_span is not None
     action = state.sample.target_text[slice(*state.sample.action_span)]
     for rollout in group.rollouts:
@@ -159,45 +150,40 @@ def probes_of(group: SampledGroup, policy: PolicyModel) -> list[Probe]:
             start, end = span
             text = rollout.text[:start] + action + rollout.text[end:]
             ids = policy.encode_response(text)
-            return [*found, Probe(ids, span_mask(policy, text, (start, start + len(action)), len(ids)))]
-    return found
+            mask = span_mask(policy, text, (start, start + len(action)), len(ids))
+            return target, Probe(ids, mask)
+    return (target,)
 
 
-def branch_statistics(
-    groups: Sequence[SampledGroup],
-    probes: Sequence[Sequence[Probe]],
-    old: Sequence[Sequence[Tensor]],
-    policy: PolicyModel,
-) -> dict[str, Any]:
+def branch_statistics(trained: Sequence[GroupLogProbs], policy: PolicyModel) -> dict[str, Any]:
     """Return the gap of App. J with both parts, and other means of log-probs over the trained groups.
 
-    `own_reasoning_logprob`: the target's action after the policy's own reasoning. `sampler_trainer_diff`: the
-    mean absolute difference of a token's log-prob between sampler and trainer, which is rounding alone.
-
-    Args: old: log-probs [R] before the first update, of a group's rollouts and then of its probes.
+    `own_reasoning_logprob`: mean token log-prob of the target's action after the policy's own reasoning.
+    `unparsed_rollouts`: how many rollouts have no action span, so that the gap leaves them out.
+    `sampler_trainer_diff`: mean absolute difference of a token's log-prob between sampler and trainer, at
+    least 0, which is rounding alone.
     """
-    pairs, own_reasoning, differences, num_unparsed = [], [], [], 0
-    rollout_logprobs: list[Tensor] = []
-    for group, extra, logprobs in zip(groups, probes, old, strict=True):
-        count = len(group.rollouts)
-        rollout_logprobs += logprobs[:count]
+    pairs: list[tuple[float, list[float]]] = []
+    own_reasoning, differences, num_unparsed = [], [], 0
+    for found in trained:
         wrong = []
-        for rollout, reward, values in zip(group.rollouts, group.rewards, logprobs[:count], strict=True):
+        rollouts = zip(found.group.rollouts, found.group.rewards, found.old, strict=True)
+        for rollout, reward, values in rollouts:
             differences.append(float((values - rollout.logprobs).abs().mean()))
             if reward.failure is not None:
                 num_unparsed += 1
             elif reward.value < MIN_COMPETENT and (span := action_span(rollout.text)):
                 wrong.append(float(values[slice(*sampled_span(policy, rollout.ids, span))].mean()))
         target, *reasoned = [
-            masked_mean(values, found.mask) for values, found in zip(logprobs[count:], extra, strict=True)
+            masked_mean(values, probe.mask) for probe, values in zip(found.probes, found.probed, strict=True)
         ]
-        pairs.append((target or 0.0, wrong))
-        own_reasoning += [value for value in reasoned if value is not None]
+        pairs.append((target, wrong))
+        own_reasoning += reasoned
     return {
         **preference_gap(pairs),
         "own_reasoning_logprob": math.fsum(own_reasoning) / max(len(own_reasoning), 1),
         "unparsed_rollouts": num_unparsed,
-        "rollout_log_ppl": log_perplexity(rollout_logprobs),
+        "rollout_log_ppl": log_perplexity(values for found in trained for values in found.old),
         "sampler_trainer_diff": math.fsum(differences) / max(len(differences), 1),
     }
 
@@ -236,15 +222,14 @@ def log_perplexity(logprobs: Iterable[Tensor]) -> float:
     return math.fsum(means) / len(means) if means else 0.0
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> float | None:
-    """Return the mean of the values under the mask, whatever the others are; None for an empty mask.
+def masked_mean(values: Tensor, mask: Tensor) -> float:
+    """Return the mean of the values under the mask, whatever the others are; an action span is never empty.
 
     >>> import torch
     >>> masked_mean(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
     2.0
     """
-    kept = values[mask.bool()]
-    return float(kept.mean()) if len(kept) else None
+    return float(values[mask.bool()].mean())
 
 
 def sampled_span(policy: PolicyModel, ids: Tensor, span: tuple[int, int]) -> tuple[int, int]:

@@ -213,33 +213,29 @@ def joint_loss(new: Tensor, tokens: Tokens, config: ObjectiveConfig) -> tuple[Te
 
     Args: new: log-probs [T] of the policy that is being updated, with gradient, in the order of `tokens`;
     masked places may hold anything.
-    Returns: the loss, a scalar with gradient; and sums as numbers that add up the same way: `loss`, `pg`,
-    `kl`,
-    `nll` with their `*_weight`, and counts or sums over tokens for `dynamics.loss_statistics`.
+    Returns: the loss, a scalar with gradient; and named sums over tokens as numbers, which add up the same
+    way. `dynamics.loss_statistics` makes means and shares of them.
     """
     used = (tokens.pg_weight + tokens.kl_weight + tokens.nll_weight) > 0
-    new = torch.where(used, new, torch.zeros_like(new))
+    new = torch.where(used, new, torch.zeros_like(new))  # not a product: NaN times 0 is NaN
     pg, clipped, dual_clipped = policy_gradient_terms(new, tokens.old, tokens.advantage, config)
     k3, muted = kl_terms(new, tokens.ref)
-    parts = {"pg": tokens.pg_weight * pg, "kl": tokens.kl_weight * k3, "nll": tokens.nll_weight * -new}
-    sums = {name: part.sum() for name, part in parts.items()}
-    loss = sums["pg"] + config.salvage_weight * sums["nll"] + config.kl_weight * sums["kl"]
     in_pg, in_kl = tokens.pg_weight > 0, tokens.kl_weight > 0
-    sums |= {
+    sums = {
+        "pg": (tokens.pg_weight * pg).sum(),  # Eq. 2, the clipped surrogate
+        "kl": (tokens.kl_weight * k3).sum(),  # Eq. 2, the KL brake
+        "nll": (tokens.nll_weight * -new).sum(),  # Eq. 2, the salvage anchor L^salv
         "pg_weight": tokens.pg_weight.sum(),
         "kl_weight": tokens.kl_weight.sum(),
         "nll_weight": tokens.nll_weight.sum(),
-    }
-    sums |= {
         "pg_tokens": in_pg.sum(),
+        "kl_tokens": in_kl.sum(),
         "clipped": (clipped & in_pg).sum(),
         "dual_clipped": (dual_clipped & in_pg).sum(),
-    }
-    sums |= {
-        "kl_tokens": in_kl.sum(),
         "kl_muted": (muted & in_kl).sum(),
         "old_minus_new": torch.where(in_kl, tokens.old - new, 0.0).sum(),
     }
+    loss = sums["pg"] + config.salvage_weight * sums["nll"] + config.kl_weight * sums["kl"]
     sums["loss"] = loss
     numbers = torch.stack([value.detach().double() for value in sums.values()]).tolist()
     return loss, dict(zip(sums, numbers, strict=True))

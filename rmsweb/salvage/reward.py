@@ -32,7 +32,6 @@ from rmsweb.records import Action, AgentOutput, ParseFailure
 from rmsweb.similarity import compare_urls, texts_similar
 
 EXACT, CORE, TYPE, WRONG = 1.0, 0.7, 0.3, 0.0  # Table 4
-LEVELS = (EXACT, CORE, TYPE, WRONG)
 DIGITS = 9  # rewards are rounded to 1e-9
 
 Comparison = Literal["equal", "text", "url"]

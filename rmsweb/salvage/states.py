@@ -1,12 +1,13 @@
-"""RL prompts: a record with its verified answer in tokens, and the rollouts sampled on it.
+"""The data of an RL step: a prompt with its verified answer, a group of rollouts, and the group's log-probs.
 
-Purpose: the small data types that the step and its statistics share.
+Purpose: the small types that the step and its statistics share, in the order in which a step makes them.
 
 Place in the paper: section "The Salvage-DS RL Algorithm", App. G (budgets).
-Letters: n rollouts a group, R tokens of an answer.
+Letters: n rollouts a group, R tokens of an answer, A the target's action span.
 """
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,24 @@ def make_state(
     return State(sample, root, target, ids, mask, prompt_length, indices)
 
 
+def choose_dev(states: Sequence[State], count: int, seed: int) -> dict[str, list[State]]:
+    """Draw equally many mined and ordinary dev states by seed, at most `count` together.
+
+    Where one kind is missing, all are of the other.
+
+    ours: the reward on mined states alone rises while episodes get worse.
+    """
+    mined, ordinary = (
+        [state for state in states if isinstance(state.sample, MinedState) == is_mined]
+        for is_mined in (True, False)
+    )
+    half = min(count // 2, len(mined), len(ordinary)) if mined and ordinary else count
+    return {
+        name: random.Random(seed).sample(kind, min(half, len(kind)))
+        for name, kind in (("dev_mined", mined), ("dev_ordinary", ordinary))
+    }
+
+
 def span_mask(policy: PolicyModel, text: str, span: tuple[int, int], num_tokens: int) -> Tensor:
     """Return the tokens of an answer that overlap a character span of its text, [R] bool.
 
@@ -86,6 +105,25 @@ class SampledGroup:
     gate: Gate
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An answer whose log-probs are measured for the statistics; it takes no part in the loss."""
+
+    ids: Tensor  # [R] int64
+    mask: Tensor  # [R] bool: the target's action span A
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLogProbs:
+    """Log-probs of a group's answers, [R] each and without gradient, from before a step's first update."""
+
+    group: SampledGroup
+    old: tuple[Tensor, ...]  # of the rollouts under the policy: log pi_old of Eq. 2
+    reference: tuple[Tensor, ...]  # of the rollouts under the frozen SFT policy: log pi_ref of the KL
+    probes: tuple[Probe, ...]
+    probed: tuple[Tensor, ...]  # of the probes under the policy
+
+
 class Prompts:
     """Encoded prompts of a step, made in a worker thread: once announced, or else once needed.
 
@@ -101,10 +139,8 @@ class Prompts:
         """Start to encode the prompts of states that will be needed soon."""
         for state in states:
             if state.sample.sample_id not in self._kept:
-                encode = self._policy.encode_prompt
-                self._kept[state.sample.sample_id] = self._worker.submit(
-                    encode, state.sample.messages, state.root
-                )
+                future = self._worker.submit(self._policy.encode_prompt, state.sample.messages, state.root)
+                self._kept[state.sample.sample_id] = future
 
     def __call__(self, state: State) -> EncodedPrompt:
         """Return the encoded prompt of a state."""

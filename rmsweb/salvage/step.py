@@ -20,7 +20,7 @@ Deviations:
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,9 +29,9 @@ from rmsweb.config import Config, opt, part
 from rmsweb.engine import training
 from rmsweb.engine.distributed import Ranks, unsharded
 from rmsweb.engine.lora import disabled
-from rmsweb.engine.packing import Group
+from rmsweb.engine.packing import Bundle, Packable
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.engine.sampler import Decoding, sample
+from rmsweb.engine.sampler import Decoding, Rollout, sample
 from rmsweb.records import derive_seed
 from rmsweb.salvage.dynamics import (
     Clock,
@@ -51,10 +51,11 @@ from rmsweb.salvage.gating import (
 )
 from rmsweb.salvage.objective import Answer, ObjectiveConfig, joint_loss, lay_out
 from rmsweb.salvage.reward import score
-from rmsweb.salvage.states import Prompts, SampledGroup, State
+from rmsweb.salvage.states import GroupLogProbs, Prompts, SampledGroup, State
 
 DAPO_CLIP_HIGH = 0.28  # Clip-Higher of DAPO
-Report = Callable[[str], None]
+Report = Callable[[str], None]  # hears in words what a step is doing
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ class StepConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:
-    """What a group brings to the loss: its answers, and their tokens in the same order."""
+    """A group as the loss sees it: its answers, and their tokens in the same order."""
 
     state: State
     answers: tuple[Answer, ...]
@@ -127,60 +128,51 @@ def rl_step(
 ) -> tuple[dict[str, Any], int]:
     """Run one training step of Salvage-DS, the same on every rank.
 
-    A step with nothing accepted or retained changes no weight.
-
     Args: step: number of this step, from 0, skipped ones counted. position: prompts drawn in all steps
     before.
-    Returns: the statistics of App. J and the new position.
+    Returns: the statistics of App. J (docs/metrics.md) and the new position.
     """
     clock, prompts = Clock(), Prompts(policy)
     # 1. Sample n rollouts a prompt, score and gate them, refill until B groups are accepted (Eq. 1, App. G).
     with clock("sample_s"):
         groups = generate(policy, ranks, states, prompts, config, step=step, position=position, report=report)
-    # 2. Keep B accepted and S rejected groups, and deal them into mini-batches of M.
-    accepted = [group.gate.accepted for group in groups]
-    sizes = {"train_batch": config.train_batch, "mini_batch": config.mini_batch}
-    chosen = select_groups(accepted, **sizes, salvage=config.algorithm == "salvage-ds")
+    # 2. Keep B accepted and S rejected groups, and deal them into mini-batches of M; with none the step is
+    # skipped: no weight changes.
+    chosen = select_groups(
+        [group.gate.accepted for group in groups],
+        train_batch=config.train_batch,
+        mini_batch=config.mini_batch,
+        salvage=config.algorithm == "salvage-ds",
+    )
     batches = deal_mini_batches(chosen, mini_batch=config.mini_batch)
-    trained = {place: groups[place] for batch in batches for place in batch}
-    probes = [probes_of(group, policy) for group in trained.values()]
-    # 3. Old log-probs are the policy's before the first update, reference log-probs those without adapters.
-    report(f"scoring {len(trained)} groups")
+    # 3. Old and reference log-probs, once, before the first update.
+    places = [place for batch in batches for place in batch]
+    report(f"scoring {len(places)} groups")
     with clock("score_s"):
-        rollouts = [(group.state, [rollout.ids for rollout in group.rollouts]) for group in trained.values()]
-        probed = [
-            (state, ids + [found.ids for found in extra])
-            for (state, ids), extra in zip(rollouts, probes, strict=True)
-        ]
-        old = log_probs(policy, ranks, probed, prompts, config)
-        with disabled(policy.model):
-            reference = log_probs(policy, ranks, rollouts, prompts, config)
-    ready = {
-        place: training_group(group, before, frozen)
-        for (place, group), before, frozen in zip(trained.items(), old, reference, strict=True)
-    }
+        trained = old_and_reference(policy, ranks, [groups[place] for place in places], prompts, config)
+    ready = {place: training_group(found) for place, found in zip(places, trained, strict=True)}
     # 4. One optimizer step a mini-batch (Eq. 2-3).
-    sums: Counter[str] = Counter()
-    norms = []
+    sums, norms = Counter[str](), []
     with clock("update_s"):
         for number, batch in enumerate(batches, 1):
             report(f"update {number} of {len(batches)}")
-            part_sums, norm = update(
-                policy, ranks, [ready[place] for place in batch], prompts, optimizer, config
-            )
-            sums.update(part_sums)
+            found, norm = update(policy, ranks, [ready[place] for place in batch], prompts, optimizer, config)
+            sums.update(found)
             norms.append(norm)
     values = {
         **counts(chosen, len(groups), len(batches), config),
         **generation_statistics(groups),
         **loss_statistics(sums),
         "loss": sums["loss"] / max(len(batches), 1),
-        **branch_statistics(list(trained.values()), probes, old, policy),
+        **branch_statistics(trained, policy),
         "grad_norm": sum(norms) / max(len(norms), 1),
         "lr": optimizer.rate(max(optimizer.num_steps - 1, 0)),
         **clock.seconds,
     }
     return values, position + len(groups)
+
+
+# ------------------------------------------------------------------- 1. draw, sample, score, gate, and refill
 
 
 def generate(
@@ -194,11 +186,9 @@ def generate(
     position: int,
     report: Report,
 ) -> list[SampledGroup]:
-    """Draw prompts, sample n rollouts of each, score and gate them; refill until B groups are accepted or the
-    cap is reached.
+    """Generate groups until B are accepted or the cap is reached (App. G).
 
-    Every rank samples every world_size-th prompt of a batch; the result, in order of draw, is the same on all
-    ranks.
+    Returns: all groups in order of draw, B of every generation batch, the same on all ranks.
     """
     groups: list[SampledGroup] = []
     num_accepted, num_batches = 0, 0
@@ -206,34 +196,12 @@ def generate(
     while needs_refill(num_accepted, num_batches, **limits):
         report(f"sampling, {num_accepted} of {config.train_batch} accepted")
         first, size = position + len(groups), config.train_batch
-        drawn = [states[place] for place in drawn_states(len(states), config.seed, first, size)]
-        coming = [states[place] for place in drawn_states(len(states), config.seed, first + size, size)]
-        own = range(ranks.rank, size, ranks.world_size)
-        encoded = [prompts(drawn[number]) for number in own]
-        prompts.announce(coming[number] for number in own)
-        # The seed of a rollout: (seed, step, draw, rollout). A draw counts the prompts drawn in this step.
-        seeds = [
-            derive_seed(config.seed, step, len(groups) + number, rollout)
-            for number in own
-            for rollout in range(config.num_rollouts)
-        ]
-        with unsharded(policy):
-            sampled = sample(
-                policy, encoded, n=config.num_rollouts, max_new_tokens=config.response_budget, seeds=seeds
-            )
-        rollouts = {
-            number: answers
-            for found in ranks.gather(dict(zip(own, sampled, strict=True)))
-            for number, answers in found.items()
-        }
-        for number, state in enumerate(drawn):
-            rewards = tuple(score(answer.text, state.target, state.indices) for answer in rollouts[number])
-            verdict = gate(
-                [reward.value for reward in rewards],
-                min_std=config.min_std,
-                min_competent=config.min_competent,
-            )
-            groups.append(SampledGroup(state, tuple(rollouts[number]), rewards, verdict))
+        stream = drawn_states(len(states), config.seed, first, 2 * size)
+        drawn, coming = [states[place] for place in stream[:size]], [states[place] for place in stream[size:]]
+        rollouts = sample_rollouts(
+            policy, ranks, drawn, coming, prompts, config, step=step, first_draw=len(groups)
+        )
+        groups += [score_and_gate(state, own, config) for state, own in zip(drawn, rollouts, strict=True)]
         num_accepted, num_batches = sum(group.gate.accepted for group in groups), num_batches + 1
     return groups
 
@@ -258,6 +226,89 @@ def drawn_states(num_states: int, seed: int, first: int, count: int) -> list[int
     return places
 
 
+def sample_rollouts(
+    policy: PolicyModel,
+    ranks: Ranks,
+    drawn: Sequence[State],
+    coming: Sequence[State],
+    prompts: Prompts,
+    config: StepConfig,
+    *,
+    step: int,
+    first_draw: int,
+) -> list[list[Rollout]]:
+    """Return n rollouts of each drawn prompt, in order of draw, the same on all ranks.
+
+    Every rank samples every world_size-th prompt, and encodes meanwhile what it will sample next (`coming`).
+
+    Args: first_draw: prompts drawn in this step before.
+    """
+    own = range(ranks.rank, len(drawn), ranks.world_size)
+    encoded = [prompts(drawn[number]) for number in own]
+    prompts.announce(coming[number] for number in own)
+    # The seed of a rollout is (seed, step, draw, rollout): no rank and no batch shape changes a sample.
+    seeds = [
+        derive_seed(config.seed, step, first_draw + number, rollout)
+        for number in own
+        for rollout in range(config.num_rollouts)
+    ]
+    with unsharded(policy):  # whole weights once for all forward passes of the sampler
+        sampled = sample(
+            policy, encoded, n=config.num_rollouts, max_new_tokens=config.response_budget, seeds=seeds
+        )
+    return put_together(ranks, dict(zip(own, sampled, strict=True)))
+
+
+def put_together(ranks: Ranks, own: dict[int, T]) -> list[T]:
+    """Return the values of all ranks in order of their numbers; each number is one rank's."""
+    found = {number: value for share in ranks.gather(own) for number, value in share.items()}
+    return [found[number] for number in sorted(found)]
+
+
+def score_and_gate(state: State, rollouts: Sequence[Rollout], config: StepConfig) -> SampledGroup:
+    """Return a group with its rewards (Table 4) and the verdict of the gates (Eq. 1)."""
+    rewards = tuple(score(rollout.text, state.target, state.indices) for rollout in rollouts)
+    values = [reward.value for reward in rewards]
+    verdict = gate(values, min_std=config.min_std, min_competent=config.min_competent)
+    return SampledGroup(state, tuple(rollouts), rewards, verdict)
+
+
+# -------------------------------------------------------------------------- 3. old and reference log-probs
+
+
+def old_and_reference(
+    policy: PolicyModel,
+    ranks: Ranks,
+    groups: Sequence[SampledGroup],
+    prompts: Prompts,
+    config: StepConfig,
+) -> list[GroupLogProbs]:
+    """Return the log-probs of the groups that will be trained, in their order, the same on all ranks.
+
+    Old log-probs are the policy's before the first update of the step, reference log-probs the same model's
+    without its adapters. The statistics' probes ride in the packs of the old ones.
+    """
+    rollouts = [(group.state, [rollout.ids for rollout in group.rollouts]) for group in groups]
+    probes = [probes_of(group, policy) for group in groups]
+    answers = [
+        (state, [*ids, *(probe.ids for probe in extra)])
+        for (state, ids), extra in zip(rollouts, probes, strict=True)
+    ]
+    old = log_probs(policy, ranks, answers, prompts, config)
+    with disabled(policy.model):
+        reference = log_probs(policy, ranks, rollouts, prompts, config)
+    return [
+        GroupLogProbs(
+            group=group,
+            old=tuple(before[: len(group.rollouts)]),
+            reference=tuple(frozen),
+            probes=extra,
+            probed=tuple(before[len(group.rollouts) :]),
+        )
+        for group, before, frozen, extra in zip(groups, old, reference, probes, strict=True)
+    ]
+
+
 def log_probs(
     policy: PolicyModel,
     ranks: Ranks,
@@ -267,36 +318,39 @@ def log_probs(
 ) -> list[list[Tensor]]:
     """Return the log-probs [R] of the answers (token ids [R]) to each state, without gradient.
 
-    These are the old log-probs of Eq. 2, and the reference's where the adapters are off. All ranks share the
-    work and get the same result.
+    All ranks share the work and get the same result. Packing changes nothing but speed.
     """
-    lengths = [(state.prompt_length, tuple(map(len, ids))) for state, ids in answers]
-
-    def encode(number: int) -> Group:
-        state, ids = answers[number]
-        return Group(prompts(state), tuple(ids))
-
-    found = training.score(policy, ranks, lengths, encode, config.token_budget)
+    items = [packable(state, ids, prompts) for state, ids in answers]
+    found = training.answer_logprobs(policy, ranks, items, config.token_budget)
     return [[found[number, answer] for answer in range(len(ids))] for number, (_, ids) in enumerate(answers)]
 
 
-def training_group(group: SampledGroup, old: Sequence[Tensor], reference: Sequence[Tensor]) -> TrainingGroup:
-    """Return what a group brings to the loss: its rollouts, whole, and the target of a rejected group.
+def packable(state: State, ids: Sequence[Tensor], prompts: Prompts) -> Packable:
+    """Return a state with some answers, whose prompt only the rank that packs it encodes."""
+    return Packable((state.prompt_length, tuple(map(len, ids))), lambda: Bundle(prompts(state), tuple(ids)))
 
-    The salvage target is one more answer of its group; its mask is the action span A (Eq. 3). `old` may be
-    longer than the rollouts: probes follow them.
+
+# ----------------------------------------------------------------------------------------------- 4. update
+
+
+def training_group(found: GroupLogProbs) -> TrainingGroup:
+    """Return a group as the loss sees it: all its rollouts, and the target too if it was rejected.
+
+    The policy-gradient and KL masks cover a whole rollout, end-of-turn included. The salvage target is one
+    more answer of its group, teacher-forced whole; its mask is the action span A (Eq. 3).
     """
+    group = found.group
     ids = [rollout.ids for rollout in group.rollouts]
     answers = [
         Answer(
             mask=torch.ones(len(own), dtype=torch.bool),
             accepted=group.gate.accepted,
             advantage=advantage,
-            old=before,
-            ref=frozen,
+            old=old,
+            ref=reference,
         )
-        for own, advantage, before, frozen in zip(
-            ids, group.gate.advantages, old[: len(ids)], reference, strict=True
+        for own, advantage, old, reference in zip(
+            ids, group.gate.advantages, found.old, found.reference, strict=True
         )
     ]
     if not group.gate.accepted:
@@ -315,22 +369,23 @@ def update(
 ) -> tuple[Counter[str], float]:
     """Make one optimizer step on a mini-batch (Eq. 2-3).
 
-    Returns: the sums of `joint_loss` over all ranks, and the gradient norm.
+    Every pack adds its partial loss to the gradient. All denominators are those of the whole mini-batch, so
+    neither packing nor ranks change the step.
+
+    Returns: the sums of `joint_loss` over all ranks, and the gradient norm before clipping.
     """
-    lengths = [(group.state.prompt_length, tuple(map(len, group.ids))) for group in batch]
+    items = [packable(group.state, group.ids, prompts) for group in batch]
     num_tokens = None
-    if config.objective.aggregation == "token-mean":  # all rollout tokens of the mini-batch, over all ranks
+    if config.objective.aggregation == "token-mean":
+        # All rollout tokens of the mini-batch, over all ranks; the target is no part of DAPO's mean.
         num_tokens = sum(
             len(answer.mask) for group in batch for answer in group.answers if not answer.is_target
         )
 
-    def encode(number: int) -> Group:
-        return Group(prompts(batch[number].state), batch[number].ids)
-
     sums: Counter[str] = Counter()  # of this rank
-    for item in training.rank_packs(policy, ranks, lengths, encode, config.token_budget):
+    for item in training.rank_packs(policy, ranks, items, config.token_budget):
         answers = [batch[number].answers[answer] for number, answer in item.answers]
-        new = policy.response_logprobs(item.pack)
+        new = policy.response_logprobs(item.pack)  # [T], with gradient
         if not answers:  # a dummy: it only keeps the ranks' collectives in step
             (new.sum() * 0.0).backward()
             continue
@@ -351,6 +406,9 @@ def update(
     return total, norm
 
 
+# ----------------------------------------------------------------------------------- counts, and checkpoints
+
+
 def counts(chosen: Selection, num_groups: int, num_updates: int, config: StepConfig) -> dict[str, int]:
     """Return what became of the groups of a step (App. J)."""
     return {
@@ -367,9 +425,9 @@ def counts(chosen: Selection, num_groups: int, num_updates: int, config: StepCon
 def greedy_rewards(
     policy: PolicyModel, ranks: Ranks, states: Sequence[State], *, response_budget: int
 ) -> list[float]:
-    """Return the rewards of the greedy answers to some states, in their order, the same on all ranks.
+    """Return the rewards of the greedy answers to states of `dev`, in their order, the same on all ranks.
 
-    They choose a checkpoint on `dev`.
+    Their mean chooses the best checkpoint.
     """
     own = range(ranks.rank, len(states), ranks.world_size)
     prompts = [policy.encode_prompt(states[number].sample.messages, states[number].root) for number in own]
@@ -386,5 +444,4 @@ def greedy_rewards(
         number: score(answer.text, states[number].target, states[number].indices).value
         for number, (answer,) in zip(own, rollouts, strict=True)
     }
-    everything = {number: value for gathered in ranks.gather(found) for number, value in gathered.items()}
-    return [everything[number] for number in range(len(states))]
+    return put_together(ranks, found)
