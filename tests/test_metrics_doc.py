@@ -12,6 +12,11 @@ from tiny_model import tiny_checkpoint
 
 import train_rl
 import train_sft
+from rmsweb.engine.policy import PolicyModel
+from rmsweb.playground import base_model
+from rmsweb.playground.drills import Words
+from rmsweb.playground.words import vocabulary
+from rmsweb.prompt import load_prompt_config
 from rmsweb.records import Judgement
 from rmsweb.runs import RunWriter
 
@@ -75,6 +80,16 @@ def test_the_page_documents_what_sft_writes(tmp_path: Path) -> None:
     assert written(tmp_path / "run") == documented("train_sft.py").keys()
 
 
+def test_the_page_documents_what_the_tiny_bases_training_writes(tmp_path: Path) -> None:
+    """Every key of a second of drills has a row, and every row is written."""
+    words, config = vocabulary(), load_prompt_config(base_model.BASE_FOLDER / "prompt_config.json")
+    tokenizer = base_model.build_tokenizer(words)
+    policy = PolicyModel(base_model.build_model(tokenizer, 0), tokenizer, prompt_config=config)
+    drills = Words(words, config, base_model.draw_pictures(tmp_path, config, 2, 0))
+    base_model.train(policy, base_model.DrillEncoder(policy, tmp_path), drills, seed=0, seconds=1.0)
+    assert written(tmp_path / "run") == documented("playground.base_model").keys()
+
+
 def test_the_page_documents_what_an_episode_writes(tmp_path: Path) -> None:
     """Collection and evaluation write a line of metrics an episode, by the run folder's `commit`."""
     run = trajectory(number=1)
@@ -84,7 +99,7 @@ def test_the_page_documents_what_an_episode_writes(tmp_path: Path) -> None:
     assert written(tmp_path / "run") == documented("collect.py").keys()
 
 
-@pytest.mark.parametrize("section", ["train_rl.py", "train_sft.py", "collect.py"])
+@pytest.mark.parametrize("section", ["train_rl.py", "train_sft.py", "playground.base_model", "collect.py"])
 def test_every_key_has_a_meaning_and_a_range(section: str) -> None:
     """A row says what its key means, and in which unit or range."""
     assert not [key for key, (meaning, unit, *_) in documented(section).items() if not (meaning and unit)]
