@@ -4,6 +4,7 @@ The whole chain runs on a few tasks over the replay of the playground; the folde
 searched too if it exists.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,11 +50,17 @@ def held_out(text: str) -> set[str]:
 
 
 def texts(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield every text file of a folder but the base's tokenizer, which knows all words of the playground."""
+    """Yield every text file of a folder but the base's tokenizer, which knows all words of the playground.
+
+    Of the rollouts, what the policy wrote is left out: its vocabulary has the words of all splits.
+    """
     vocabulary = (BASE_FOLDER / "tokenizer.json").read_text(encoding="utf-8")
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix not in BINARY:
             text = path.read_text(encoding="utf-8")
+            if path.name == "rollouts.jsonl":
+                rows = [json.loads(line) for line in text.splitlines()]
+                text = json.dumps([{**row, "rollouts": []} for row in rows], ensure_ascii=False)
             if path.name != "tokenizer.json" or text != vocabulary:
                 yield path, text
 
