@@ -93,7 +93,10 @@ def read_samples(
         for sample in read_records(file, kind):
             name, made = f"{file}: {sample.sample_id}", sample.prompt_config
             if made != prompt_config.hash:
-                raise ValueError(f"{name} was made with prompt config {made}, expected {prompt_config.hash}")
+                raise ValueError(
+                    f"{name} was made with prompt config {made}, expected {prompt_config.hash}: "
+                    "another config, or a version of the package with another system text"
+                )
             if sample.split != split:
                 raise ValueError(f"{name} is of split {sample.split}, expected {split}")
             yield sample, file.parent

@@ -63,7 +63,7 @@ def read_runs(pool: Iterable[Path], split: Split, prompt_config: PromptConfig) -
                 if trajectory.prompt_config != prompt_config.hash:
                     raise ValueError(
                         f"--pool {path}: {trajectory.trajectory_id} was made with another prompt config than "
-                        f"{path / 'prompt_config.json'}"
+                        f"{path / 'prompt_config.json'}, or by a version with another system text"
                     )
                 judgement = verdicts.get(trajectory.trajectory_id)
                 decided = judgement is not None and judgement.verdict in ("success", "not_success")
