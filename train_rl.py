@@ -24,6 +24,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -200,14 +201,28 @@ def success_on_episodes(trainer: Trainer, tasks: Path, flags: str) -> float:
     return max(trainer.ranks.gather(success))
 
 
+def measure(trainer: Trainer, config: Config, dev: dict[str, list[State]]) -> dict[str, float]:
+    """Return success on the dev episodes and the greedy reward on the dev states, of both kinds and each."""
+    measured: dict[str, float] = {}
+    if config.dev_episodes:
+        measured["dev_success"] = success_on_episodes(trainer, config.dev_episodes, config.dev_flags)
+    if states := [state for kind in dev.values() for state in kind]:
+        longest = config.step.response_budget
+        rewards = greedy_rewards(trainer.policy, trainer.ranks, states, response_budget=longest)
+        count = len(dev["dev_mined"])
+        parts = {"dev_reward": rewards, "dev_mined": rewards[:count], "dev_ordinary": rewards[count:]}
+        measured |= {name: sum(part) / len(part) for name, part in parts.items() if part}
+    return measured
+
+
 def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
     budget, seed = config.step.response_budget, config.step.seed
     prompt_config = load_shared_prompt_config((*config.states, *config.dev_states))
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=seed)
     states, left_out = read_states(config.states, policy, budget, "train")
-    found, _ = read_states(config.dev_states, policy, budget, "dev")
-    dev = choose_dev(found, config.dev_count, seed)
+    dev_states, _ = read_states(config.dev_states, policy, budget, "dev")
+    dev = choose_dev(dev_states, config.dev_count, seed)
     trainer = Trainer(
         config,
         policy,
@@ -238,21 +253,9 @@ def train(config: Config, here: Ranks) -> None:
         speed = values["sampled_tokens"] / values["sample_s"]
         return {**values, "epoch": done.consumed / len(states), "sampled_tokens_per_s": speed}
 
-    def evaluate() -> dict[str, float]:
-        measured: dict[str, float] = {}
-        if config.dev_episodes:
-            measured["dev_success"] = success_on_episodes(trainer, config.dev_episodes, config.dev_flags)
-        if found:
-            chosen = [state for kind in dev.values() for state in kind]
-            rewards = greedy_rewards(policy, here, chosen, response_budget=budget)
-            count = len(dev["dev_mined"])
-            parts = {"dev_reward": rewards, "dev_mined": rewards[:count], "dev_ordinary": rewards[count:]}
-            measured |= {name: sum(part) / len(part) for name, part in parts.items() if part}
-        return measured
-
     facts: dict[str, Any] = {"states": len(states), "left_out": left_out}
     with trainer.folder:
-        steps = trainer.run(step, evaluate, facts)
+        steps = trainer.run(step, partial(measure, trainer, config, dev), facts)
         bar = progress(steps, total=config.max_steps, label="rl", initial=done.step)
         for values in bar:
             bar.set_postfix({name: values[name] for name in SHOWN})

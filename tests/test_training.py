@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import operator
 
 import numpy as np
 import PIL.Image
@@ -25,6 +26,8 @@ from rmsweb.engine.sampler import Decoding, sample
 from rmsweb.engine.training import (
     Optimizer,
     OptimizerConfig,
+    Trainer,
+    TrainerConfig,
     answer_logprobs,
     check_data,
     data_digest,
@@ -168,12 +171,10 @@ def test_a_run_goes_on_from_its_state_bit_by_bit(tmp_path):
     for step in (1, 2):
         take_steps(policy, optimizer, 1)
         save_training_state(tmp_path, policy, optimizer.adam, ALONE, step=step, extra={"best": 1.5})
-    drawn = torch.rand(3)
     take_steps(policy, optimizer, 2)
     again, fresh = start(seed=1)
     (tmp_path / "state-00000009.rank0-of-1.tmp").write_bytes(b"torn")  # a killed writer's rest
     assert load_training_state(tmp_path, again, fresh.adam, ALONE) == {"best": 1.5}
-    assert torch.equal(torch.rand(3), drawn)
     take_steps(again, fresh, 2)
     for ours, theirs in zip(optimizer.parameters, fresh.parameters, strict=True):
         assert torch.equal(ours, theirs)
@@ -203,9 +204,6 @@ class Parted(Ranks):
 
     def gather(self, value):
         return [value, dict.fromkeys(self.others, "elsewhere")]
-
-    def barrier(self):
-        pass
 
 
 def test_ranks_resume_from_the_newest_common_state(tmp_path):
@@ -332,3 +330,91 @@ def test_adapters_are_saved_in_the_common_layout(tmp_path):
         rows, columns = modules[layer].weight.shape
         assert tensors[f"base_model.model.{layer}.lora_A.weight"].shape == (2, columns)
         assert tensors[f"base_model.model.{layer}.lora_B.weight"].shape == (rows, 2)
+
+
+def tiny_trainer(out, **changed):
+    """A trainer whose steps raise one adapter by one, and its evaluations."""
+    policy, _ = start()
+    config = TrainerConfig(model="", out=out, resume=out.exists())
+    settings = {
+        "num_steps": 4,
+        "evaluate_every": 1,
+        "save_every": 2,
+        "best_by": "loss",
+        "better": operator.lt,
+    }
+    return Trainer(config, policy, ALONE, rate=lambda step: 0.1, **(settings | changed))
+
+
+def raise_weights(trainer):
+    """One step without a loss, so that the weights tell how many steps there were."""
+    with torch.no_grad():
+        trainer.optimizer.parameters[1].add_(1.0)
+    return {"reward": 1.0}
+
+
+def test_the_metric_that_is_named_chooses_the_best_checkpoint(tmp_path):
+    """Not the first one of an evaluation; among equals the rule decides, and the weights are those of that
+    step.
+    """
+    losses = {1: 3.0, 2: 1.0, 3: 1.0, 4: 2.0}
+    for better, best in ((operator.lt, 2), (operator.le, 3)):
+        trainer = tiny_trainer(tmp_path / str(best), better=better)
+
+        def evaluate(trainer=trainer):
+            return {"epoch": float(trainer.progress.step), "loss": losses[trainer.progress.step]}
+
+        with trainer.folder:
+            assert len(list(trainer.run(lambda trainer=trainer: raise_weights(trainer), evaluate, {}))) == 4
+            trainer.finish({"best": trainer.progress.best})
+        assert (trainer.progress.best, trainer.progress.best_step) == (1.0, best)
+        saved = load_file(tmp_path / str(best) / "adapter/adapter_model.safetensors")
+        assert any(torch.equal(value, torch.full_like(value, best)) for value in saved.values())
+        assert json.loads((tmp_path / str(best) / "summary.json").read_text())["best"] == 1.0
+
+
+def test_a_step_that_returns_nothing_ends_the_run(tmp_path):
+    """Training ends before its number of steps, and without evaluations the last weights are the best."""
+    trainer = tiny_trainer(tmp_path / "a")
+
+    def step():
+        return raise_weights(trainer) if trainer.progress.step < 2 else None
+
+    with trainer.folder:
+        steps = list(trainer.run(step, dict, {"samples": 1}))
+        trainer.finish({})
+    assert len(steps) == trainer.progress.step == 2
+    best, last = (
+        load_file(tmp_path / "a" / f"checkpoint-{name}" / "model.safetensors") for name in ("best", "last")
+    )
+    assert all(torch.equal(value, last[name]) for name, value in best.items())
+    lines = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert lines[0]["samples"] == 1
+
+
+def test_a_trainer_goes_on_where_its_newest_state_was(tmp_path):
+    """What was trained, consumed and chosen comes back; metrics after the state are written again."""
+    first = tiny_trainer(tmp_path / "a", num_steps=4, save_every=3)
+
+    def step(trainer):
+        trainer.progress.consumed += 10
+        return raise_weights(trainer)
+
+    with first.folder:
+        steps = first.run(lambda: step(first), lambda: {"loss": -first.progress.step}, {})
+        for _ in range(3):
+            next(steps)
+        first.log({"reward": 9.0})
+        first.progress.step += 1
+        first.log({"lost": True})
+    second = tiny_trainer(tmp_path / "a")
+    assert (second.progress.step, second.progress.consumed, second.progress.best) == (3, 30, -3)
+    with second.folder:
+        assert len(list(second.run(lambda: step(second), dict, {}))) == 1
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(second.optimizer.parameters[:1], first.optimizer.parameters[:1], strict=True)
+    )
+    lines = (tmp_path / "a/metrics.jsonl").read_text()
+    assert "lost" not in lines

@@ -1,8 +1,9 @@
 """Checkpoints, and the training states that a killed run goes on from.
 
 Purpose: a checkpoint is what others load: a standard folder with adapters merged, and the adapter by itself.
-A training state is what this run needs to go on bit for bit: trained weights, optimizer, random state and
-what the trainer adds, one file a rank.
+A training state is what this run needs to go on bit for bit: trained weights, optimizer, and what the trainer
+adds, one file a rank. There is no random state in it: every draw has a seed of its own, made of the run's
+seed and the step.
 
 ours: a file or folder appears whole or not at all, and the two newest states stay. So a run that is killed at
 any moment goes on from the newest state that all ranks have.
@@ -46,24 +47,21 @@ def save_training_state(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"state-{step:08d}.rank{ranks.rank}-of-{ranks.world_size}.pt"
     trained = trained_parameters(policy)
-    state: dict[str, Any] = {
+    state = {
         "weights": {name: _local(parameter) for name, parameter in trained.items()},
         "adam": {
             name: {slot: _local(value) for slot, value in adam.state[parameter].items()}
             for name, parameter in trained.items()
         },
-        "rng": torch.get_rng_state(),
         "extra": extra,
     }
-    if ranks.device.type == "cuda":
-        state["cuda_rng"] = torch.cuda.get_rng_state(ranks.device)
     temporary = path.with_suffix(".tmp")
     with open(temporary, "wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    ranks.barrier()
+    ranks.gather(path.name)  # nobody deletes a state before all have the new one
     for _, old in sorted(_states(folder, ranks).items())[:-KEPT_STATES]:
         old.unlink()
 
@@ -101,16 +99,13 @@ def load_training_state(
         _local(parameter).copy_(state["weights"][name])
         slots = state["adam"][name]
         adam.state[parameter] = {slot: _like(parameter, value) for slot, value in slots.items()}
-    torch.set_rng_state(state["rng"])
-    if "cuda_rng" in state:
-        torch.cuda.set_rng_state(state["cuda_rng"], ranks.device)
     return state["extra"]
 
 
 def _states(folder: Path, ranks: Ranks) -> dict[int, Path]:
     """Return step -> file of this rank's states."""
     files = folder.glob(f"state-*.rank{ranks.rank}-of-{ranks.world_size}.pt")
-    return {int(path.name.split("-")[1].split(".")[0]): path for path in files}
+    return {int(path.name[6:14]): path for path in files}
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -144,7 +139,7 @@ def save_checkpoint(policy: PolicyModel, ranks: Ranks, folder: Path, *, adapter:
         _replace(folder, lambda target: policy.save(target, state))
         if adapter is not None and lora_layers(policy.model):
             _replace(adapter, lambda target: save_adapter(policy.model, target, policy.name))
-    ranks.barrier()
+    ranks.gather(folder.name)  # the others wait
 
 
 def _replace(folder: Path, write: Callable[[Path], None]) -> None:

@@ -69,7 +69,7 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the (picklable) values of all ranks, in order of rank, on every rank."""
+        """Return the (picklable) values of all ranks, in order of rank, on every rank; all ranks wait."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -89,11 +89,6 @@ class Ranks:
                         f"ranks disagree on {name}: {first[name]!r} on rank 0, {other[name]!r} on rank "
                         f"{number}; start all of them with the same flags and data"
                     )
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self.world_size > 1:
-            dist.barrier()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum the gradients of the parameters over the ranks; a missing one counts as zero.

@@ -265,6 +265,6 @@ def _sample_batch(
     answers = []
     for row, end in enumerate(lengths.tolist()):
         own = ids[row, :end]
-        finish: Literal["stop", "length"] = "stop" if own[-1] == policy.end_id else "length"
-        answers.append(Rollout(own, logprobs[row, :end], policy.decode(own), finish))
+        text, stopped = policy.decode(own), own[-1] == policy.end_id
+        answers.append(Rollout(own, logprobs[row, :end], text, "stop" if stopped else "length"))
     return [answers[start : start + n] for start in range(0, rollouts, n)]

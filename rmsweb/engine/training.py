@@ -122,8 +122,13 @@ def prepare_policy(
     )
     torch.manual_seed(seed)
     if lora.lora_rank:
-        rank, alpha, scope = lora.lora_rank, lora.lora_alpha, lora.lora_scope
-        add_lora(policy.model, rank=rank, alpha=alpha, dropout_p=lora_dropout, scope=scope)
+        add_lora(
+            policy.model,
+            rank=lora.lora_rank,
+            alpha=lora.lora_alpha,
+            dropout_p=lora_dropout,
+            scope=lora.lora_scope,
+        )
     if engine.recompute:
         recompute_layers(policy.model)
     if engine.shard:
@@ -200,8 +205,6 @@ class Optimizer:
         ranks: Ranks,
         rate: Callable[[int], float],
         config: OptimizerConfig = OptimizerConfig(),
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         self.parameters, self.ranks, self.rate, self.clip = list(parameters), ranks, rate, config.clip
         self.num_steps = 0
@@ -213,7 +216,7 @@ class Optimizer:
             {"params": members, "weight_decay": config.weight_decay * matrix}
             for (matrix, _), members in kinds.items()
         ]
-        self.adam = torch.optim.AdamW(groups, lr=rate(0), betas=betas, fused=True)
+        self.adam = torch.optim.AdamW(groups, lr=rate(0), fused=True)
 
     def step(self) -> tuple[float, float]:
         """Make one update from the accumulated gradients and clear them.
@@ -302,7 +305,6 @@ class Trainer:
     evaluate_first: bool = False  # whether the untrained weights take part
     data: Iterable[object] = ()  # what is trained on, in order
     may_differ: tuple[str, ...] = ()  # further flags that a resumed run may change
-    betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
         config, ranks = self.config, self.ranks
@@ -311,7 +313,7 @@ class Trainer:
         free = ("threads", "token_budget", "save_every", *self.may_differ)
         self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free)
         parameters = trained_parameters(self.policy).values()
-        self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer, betas=self.betas)
+        self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer)
         if not config.resume:
             return
         extra = load_training_state(config.out / "state", self.policy, self.optimizer.adam, ranks)

@@ -288,8 +288,9 @@ def train(policy: PolicyModel, encoder: DrillEncoder, words: Words, *, seed: int
         save_every=sys.maxsize,
         best_by="",
         better=operator.gt,
-        betas=(0.9, 0.98),
     )
+    for group in trainer.optimizer.adam.param_groups:
+        group["betas"] = (0.9, 0.98)
     with trainer.folder:
         for values in trainer.run(step, dict, {"seed": seed}):
             if trainer.progress.step % 100 == 0:
