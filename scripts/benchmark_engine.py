@@ -1,12 +1,13 @@
 """Measurements of the training engine against the plain way, through the same weights.
 
-The plain way is `generate` and one sequence an answer. Run by `python scripts/benchmark.py sampler|update|memory|sft|step [--pairs N]`. Each line compares the
-medians of N interleaved pairs of runs (`spread`: lowest and highest ratio of a pair), after a check that both
-sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32, one thread; on a GPU the shape of
-Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
+Run by `python scripts/benchmark.py sampler|update|memory|sft|step [--pairs N]`. The plain way is `generate`
+and one sequence an answer. Each line compares the medians of N interleaved pairs of runs, after a check that
+both sides compute the same (`spread`: lowest and highest ratio of a pair). On a CPU a tiny Qwen3-VL of 5M
+parameters, float32, one thread; on a GPU the shape of Qwen3-VL-8B with random weights, bfloat16 and
+recomputed layers.
 
-The plain way is a strong one: right-padded batches, so that SDPA's causal kernel needs no mask, and the
-engine's own chunked log-probabilities.
+It is no straw man: right-padded batches, so that SDPA's causal kernel needs no mask, and the engine's own
+chunked log-probabilities.
 """
 
 import json

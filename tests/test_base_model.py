@@ -154,7 +154,7 @@ def drill_prompts(count: int) -> Iterator[str]:
 
 
 def test_drills_show_no_page_and_no_task_of_the_playground() -> None:
-    """A drill has no title, whole line or task text of a site, and no address; the search finds every page."""
+    """A drill has no title, whole line or task text of a site and no address; the search finds every page."""
     pages = list(site_prompts())
     theirs = set[str]().union(*map(titles_and_lines, pages))
     assert {f"Page: {site} home" for site in SITES} - {"Page: news home"} <= theirs
