@@ -223,7 +223,9 @@ def main_guard(main: Callable[[], int | None]) -> int:
         code, message = 130, "interrupted; everything finished so far is on disk, --resume goes on"
     if os.environ.get("RMSWEB_TRACEBACK"):
         traceback.print_exc()
-    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    script = Path(sys.argv[0])
+    name = script.parent.name if script.stem == "__main__" else script.name
+    print(f"{name}: {message}", file=sys.stderr)
     return code
 
 

@@ -11,20 +11,13 @@ from PIL import ImageDraw, ImageFont
 
 from rmsweb.records import Image
 
-COLORS = (
-    "#d92d20",
-    "#155eef",
-    "#067647",
-    "#b54708",
-    "#6938ef",
-    "#0e7090",
-)  # by index, so that neighbours differ
+COLORS = ("#d92d20", "#155eef", "#067647", "#b54708", "#6938ef", "#0e7090")  # by index: neighbours differ
 
 
 def load_picture(image: Image, root: Path) -> PIL.Image.Image:
-    """The picture in RGB at its own size, boxes drawn.
+    """Return the picture in RGB at its own size, boxes drawn.
 
-    FileNotFoundError; ValueError where the file is no picture.
+    Raises FileNotFoundError, and ValueError for a file that is no picture.
     """
     try:
         with PIL.Image.open(root / image.path) as file:

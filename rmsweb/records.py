@@ -1,9 +1,7 @@
-"""Data contracts: every record that is written to disk or handed from one room to another, and its JSONL
-form.
+"""Data contracts: every record that is written to disk or handed from one room to another.
 
-Purpose: one owner for the shape of the data. A record is a frozen dataclass; a file is UTF-8 JSON Lines whose
-first line is a header `{"schema_version": 1, "kind": "Trajectory"}` and whose other lines are one record
-each. Nothing here imports the package.
+Purpose: one owner for the shape of the data. A record is a frozen dataclass; `jsonl` writes and reads it.
+Nothing here imports the package.
 
 Image paths are relative to the run folder that holds the file, so a run folder can be copied to another
 machine as it is.
@@ -11,18 +9,11 @@ machine as it is.
 
 import hashlib
 import json
-import os
-import threading
-import types
-import typing
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar, dataclass_transform
 
-SCHEMA_VERSION = 1
+R = TypeVar("R")
 
 Split = Literal["train", "dev", "held-out"]
 PartTag = Literal[
@@ -32,16 +23,16 @@ Ended = Literal["done", "max_steps", "stalled", "parse_failures", "environment"]
 Verdict = Literal["success", "not_success", "unknown", "unparsed"]
 
 
-class RecordError(ValueError):
-    """A file that does not hold what it should: the message names file, line, what was found and what was
-    expected.
-    """
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def record(cls: type[R]) -> type[R]:
+    """Make a class a record: a frozen dataclass with slots whose fields are given by name."""
+    return dataclass(frozen=True, kw_only=True, slots=True)(cls)
 
 
 # -------------------------------------------------------------------------------------- messages and policies
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Text:
     """A piece of a message. Pieces of one message are joined without a separator."""
 
@@ -49,13 +40,11 @@ class Text:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Image:
-    """A picture on disk; `path` is relative to the run folder, `sha256` is of the file's bytes, sizes are in
-    pixels.
+    """A picture on disk: `path` is relative to the run folder, `sha256` is of the bytes, sizes are in pixels.
 
-    `boxes` are (index, x, y, width, height) in pixels, to be drawn when the picture is read; the file never
-    holds them.
+    `boxes` are (index, x, y, width, height) in pixels, drawn when the picture is read; no file holds them.
     """
 
     path: str
@@ -65,7 +54,7 @@ class Image:
     boxes: tuple[tuple[int, float, float, float, float], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Message:
     """One chat turn."""
 
@@ -73,7 +62,7 @@ class Message:
     parts: tuple[Text | Image, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Reply:
     """What a policy or an endpoint answered."""
 
@@ -85,25 +74,19 @@ class Reply:
 
 
 class Policy(Protocol):
-    """Messages in, text out.
-
-    A checkpoint behind `engine.serve` and an endpoint behind `llm` are the same thing to `agent`.
-    """
+    """Messages in, text out: the same for a checkpoint (`engine.serve`) and an endpoint (`llm`)."""
 
     async def __call__(
-        self, messages: list[Message], *, seed: int, purpose: str, max_tokens: int
+        self, messages: Sequence[Message], *, seed: int, purpose: str, max_tokens: int
     ) -> Reply: ...
 
 
 # --------------------------------------------------------------------------------------------------- the page
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Task:
-    """What the agent is asked to do.
-
-    Never the answer or the data of its check: those stay in the environment.
-    """
+    """What the agent is asked to do; the answer and the data of its check stay in the environment."""
 
     task_id: str
     text: str
@@ -111,12 +94,10 @@ class Task:
     split: Split
     benchmark: str
     category: str | None = None
-    environment: dict[str, Any] = field(
-        default_factory=dict
-    )  # arguments of the environment (site, template, seed, ...)
+    environment: dict[str, Any] = field(default_factory=dict)  # its arguments: site, template, seed, ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Element:
     """One line of the state: an element, or a text node (tag `#text`)."""
 
@@ -128,17 +109,15 @@ class Element:
     text: str = ""  # accessible name of a control, or the text of a #text line
     value: str | None = None  # the live property, not the attribute; never of a password field
     options: tuple[str, ...] = ()  # texts of a <select>'s options
-    box: tuple[float, float, float, float] | None = (
-        None  # x, y, width, height in CSS px, relative to the viewport
-    )
+    box: tuple[float, float, float, float] | None = None  # x, y, width, height in CSS px of the viewport
     in_viewport: bool = True
     is_new: bool = False  # not in the previous observation of the same document
     depth: int = 0  # number of displayed ancestors = tabs before the line
     marker: Literal["scroll", "iframe", "shadow-open", "shadow-closed"] | None = None
-    scroll_pages: tuple[float, float] | None = None  # pages above and below, of a scrollable element or frame
+    scroll_pages: tuple[float, float] | None = None  # pages above and below, of what scrolls by itself
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Tab:
     """One open tab; ids have four characters and are deterministic within a session."""
 
@@ -147,7 +126,7 @@ class Tab:
     title: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Observation:
     """The browser state before a step."""
 
@@ -161,34 +140,27 @@ class Observation:
     pages_below: float = 0.0
     page_stats: dict[str, int] = field(default_factory=dict)
     nodes: tuple[Element, ...] = ()
-    screenshot: Image | None = (
-        None  # without index boxes; boxes are drawn when a prompt or a report asks for them
-    )
+    screenshot: Image | None = None  # without boxes; a prompt or a report asks for them
     dialogs: tuple[str, ...] = ()
     downloads: tuple[str, ...] = ()
     is_pdf: bool = False
     warnings: tuple[str, ...] = ()
-    fingerprint: str = (
-        ""  # sha256 of url, tabs, (tag, text, value, checked) and scroll; no indices, stars or time
-    )
+    fingerprint: str = ""  # sha256 of url, tabs, scroll and each (tag, text, value, checked)
     observe_s: float = 0.0
 
 
 # ------------------------------------------------------------------------------------------- the agent's turn
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Action:
-    """One browser action.
-
-    `params` holds the parameters that were really present, under their canonical names.
-    """
+    """One browser action; `params` are those that were really present, under their canonical names."""
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class AgentOutput:
     """A parsed answer. `present_keys` are the top-level keys that stood in the text."""
 
@@ -201,7 +173,7 @@ class AgentOutput:
     ignored_params: int = 0  # unknown parameters that the parser left out
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ParseFailure:
     """Why a text is not an answer, and at which character that showed."""
 
@@ -209,7 +181,7 @@ class ParseFailure:
     position: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Extraction:
     """What an extraction read: the query, where the page text lies, and the answer."""
 
@@ -219,7 +191,7 @@ class Extraction:
     answer: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ActionResult:
     """What one action did. A failure is data: `error` says what was wrong in words the agent can use."""
 
@@ -234,9 +206,9 @@ class ActionResult:
     duration_s: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Usage:
-    """One policy call."""
+    """What policy calls used, in tokens."""
 
     seed: int = 0
     prompt_tokens: int = 0
@@ -244,26 +216,39 @@ class Usage:
     finish_reason: str = ""
     model: str = ""
 
+    @classmethod
+    def of(cls, *replies: Reply, seed: int = 0) -> "Usage":
+        """Add up the tokens of a turn's replies; the first one is the answer and names the rest."""
+        return cls(
+            seed=seed,
+            prompt_tokens=sum(reply.prompt_tokens for reply in replies),
+            completion_tokens=sum(reply.completion_tokens for reply in replies),
+            finish_reason=replies[0].finish_reason,
+            model=replies[0].model,
+        )
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@record
 class Step:
-    """One turn: what was seen, what was answered, what came of it.
-
-    Never a reflection. `results` is as long as the executed actions.
-    """
+    """One turn: what was seen, answered and done; never a reflection."""
 
     number: int  # from 1
     observation: Observation
     response_text: str
     output: AgentOutput | None
     parse_failure: ParseFailure | None = None
-    results: tuple[ActionResult, ...] = ()
+    results: tuple[ActionResult, ...] = ()  # as many as actions were executed
     usage: Usage = field(default_factory=Usage)
     browser_restarts: int = 0
     duration_s: float = 0.0
 
+    @property
+    def executed(self) -> tuple[tuple[Action, ActionResult], ...]:
+        """The executed actions with their results; a stop rule may have cut off later actions."""
+        return tuple(zip(self.output.actions, self.results, strict=False)) if self.output else ()
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@record
 class Source:
     """Where a trajectory comes from."""
 
@@ -276,7 +261,7 @@ class Source:
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Trajectory:
     """One attempt at a task."""
 
@@ -294,7 +279,7 @@ class Trajectory:
     error: str | None = None  # what broke, where ended == "environment"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Judgement:
     """A verdict on a trajectory; in its own file, so that judging again rewrites nothing."""
 
@@ -311,7 +296,7 @@ class Judgement:
 # ------------------------------------------------------------------------------------------- training records
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class StepSample:
     """One supervised example: the rendered prompt and the canonical answer."""
 
@@ -329,7 +314,7 @@ class StepSample:
     prompt_config: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Scores:
     """The miner's scores of one candidate, each in [0, 1]."""
 
@@ -339,7 +324,7 @@ class Scores:
     total: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class MinedState(StepSample):
     """One RL prompt with its verified answer. Holds nothing of the other branch."""
 
@@ -351,7 +336,7 @@ class MinedState(StepSample):
     pair_kind: Literal["success-failure", "short-long"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class AuditRow:
     """Why a state was mined, both branches beside each other; never read by training."""
 
@@ -375,180 +360,18 @@ class AuditRow:
     why: str = ""
 
 
-# --------------------------------------------------------------------------------------------- JSON and files
-
-R = TypeVar("R")
-
-
-def to_json(value: Any) -> Any:
-    """Turn records, paths and containers into plain JSON values (dicts, lists, strings, numbers, None)."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [to_json(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
-    return str(value) if isinstance(value, Path) else value
-
-
-def dumps(value: Any) -> str:
-    """One line of JSON for a record or a plain value: compact, UTF-8 kept, keys in field order."""
-    return json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-@cache
-def _required(cls: Any) -> frozenset[str]:
-    return frozenset(f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)
-
-
-def _decode(hint: Any, value: Any, where: str) -> Any:
-    """Plain JSON value -> what the type hint says; raises RecordError naming the place."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        options = [a for a in args if a is not type(None)]
-        if len(options) > 1 and isinstance(
-            value, dict
-        ):  # a union of records: the one that has all these fields
-            options = [
-                a for a in options if is_dataclass(a) and value.keys() <= _hints(typing.cast(Any, a)).keys()
-            ] or options
-        return _decode(options[0], value, where)
-    if origin is Literal:
-        if value not in args:
-            raise RecordError(f"{where}: found {value!r}, expected one of {', '.join(map(repr, args))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise RecordError(f"{where}: found {value!r}, expected a list")
-        hints = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
-        if len(hints) != len(value):
-            raise RecordError(f"{where}: found {len(value)} items, expected {len(hints)}")
-        return tuple(
-            _decode(h, item, f"{where}[{i}]") for i, (h, item) in enumerate(zip(hints, value, strict=True))
-        )
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise RecordError(f"{where}: found {value!r}, expected an object")
-        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if is_dataclass(hint):
-        return from_json(typing.cast(type, hint), value, where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise RecordError(f"{where}: found {value!r}, expected {hint.__name__}")
-    return value
-
-
-def from_json(cls: type[R], data: Any, where: str = "record") -> R:
-    """JSON object -> record. Unknown fields are ignored (newer writers), missing ones and wrong types raise
-    RecordError.
-
-    >>> from_json(Tab, {"tab_id": "0001", "url": "http://a/", "title": "A"})
-    Tab(tab_id='0001', url='http://a/', title='A')
-    """
-    if not isinstance(data, dict):
-        raise RecordError(f"{where}: found {type(data).__name__}, expected an object for {cls.__name__}")
-    missing = _required(typing.cast(Any, cls)) - data.keys()
-    if missing:
-        raise RecordError(f"{where}: {cls.__name__} lacks {', '.join(sorted(missing))}")
-    hints = _hints(typing.cast(Any, cls))
-    return cls(
-        **{name: _decode(hints[name], data[name], f"{where}.{name}") for name in hints if name in data}
-    )
-
-
-def _header(cls: type) -> str:
-    return json.dumps({"schema_version": SCHEMA_VERSION, "kind": cls.__name__}) + "\n"
-
-
-def read_records(path: Path, cls: type[R]) -> Iterator[R]:
-    """Records of a JSONL file in file order; raises RecordError naming file and line, FileNotFoundError where
-    there is none.
-    """
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            where = f"{path}:{number}"
-            try:
-                data = json.loads(line)
-            except ValueError as error:
-                raise RecordError(
-                    f"{where}: not JSON ({error}); an interrupted run is repaired by --resume"
-                ) from None
-            if number == 1:
-                found = (
-                    (data.get("schema_version"), data.get("kind")) if isinstance(data, dict) else (None, None)
-                )
-                if found != (SCHEMA_VERSION, cls.__name__):
-                    raise RecordError(
-                        f"{where}: header says {found}, expected ({SCHEMA_VERSION}, {cls.__name__!r})"
-                    )
-                continue
-            yield from_json(cls, data, where)
-
-
-@contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to, which replaces `path` at the end of the block, or not at all.
-
-    Folders are made as needed. Nothing is left behind where the block raises.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_records(path: Path, cls: type[R], records: Iterable[R]) -> int:
-    """Write a whole file of records at once and return their number."""
-    count = 0
-    with replace_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        file.write(_header(cls))
-        for record in records:
-            file.write(dumps(record) + "\n")
-            count += 1
-    return count
-
-
-def append_record(path: Path, record: Any) -> None:
-    """Adds one record, with the header where the file is new; one write call, flushed to disk."""
-    new = not path.exists() or path.stat().st_size == 0
-    with open(path, "a", encoding="utf-8", newline="\n") as file:
-        file.write((_header(type(record)) if new else "") + dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def cut_torn_line(path: Path) -> bool:
-    """Removes an unfinished last line that a killed writer left; says whether there was one."""
-    if not path.exists():
-        return False
-    data = path.read_bytes()
-    if not data or data.endswith(b"\n"):
-        return False
-    with open(path, "r+b") as file:
-        file.truncate(data.rfind(b"\n") + 1)
-    return True
+# ----------------------------------------------------------------------------------------- what records say
 
 
 def is_success(trajectory: Trajectory, judgement: Judgement | None) -> bool:
-    """A run succeeds only if a `done` was executed and the judge agrees (App. A)."""
+    """Say whether a run succeeded: a `done` was executed and the judge agrees (App. A)."""
     return trajectory.ended == "done" and judgement is not None and judgement.verdict == "success"
 
 
 def derive_seed(*parts: Any) -> int:
-    """Seed in [0, 2^31) from the sha256 of the parts (never from `hash()`, which changes between processes).
+    """Return a seed in [0, 2^31) from the sha256 of the parts.
+
+    Never from `hash()`, which changes between processes.
 
     >>> derive_seed(0, "task", "arm", 1, 0) == derive_seed(0, "task", "arm", 1, 0)
     True
@@ -558,5 +381,5 @@ def derive_seed(*parts: Any) -> int:
 
 
 def sha256_text(text: str) -> str:
-    """Hex sha256 of a text's UTF-8 bytes."""
+    """Return the hex sha256 of a text's UTF-8 bytes."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,34 +1,44 @@
-"""A pool of browsers over keyed jobs: concurrency, shards over processes, restarts, resume. Collection and
-evaluation share it.
+"""Episodes in real browsers: a pool of browsers over jobs, and the judged episode that collection and
+evaluation share.
 
 Purpose: App. A runs 16 episodes at a time in real browsers. A job is an async function that gets a `Worker`
-(its session) and writes what it has to write; the runner starts browsers, replaces dead ones, and keeps going
-when a single job cannot be finished.
-
-ours: a run folder's commit is the trajectory line. Its judgement and its line of metrics are written just
-before; those whose trajectory never came (the process was killed in between) are dropped on resume, so
-nothing is written twice and nothing finished is lost.
+(its session) and writes what it has to write; `run_jobs` starts browsers, replaces dead ones, and keeps going
+when a single job cannot be finished. `Episodes` is what a script hands its policy, its environment and its
+run folder to.
 """
 
 import asyncio
+import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions
+from rmsweb.agent import Episode
+from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
 from rmsweb.browser.session import Session
+from rmsweb.config import Config, opt, part, progress
+from rmsweb.evaluation.environments import Environment
+from rmsweb.evaluation.judges import JudgeConfig, judge_run
+from rmsweb.evaluation.tasks import load_tasks
+from rmsweb.jsonl import write_json
+from rmsweb.llm import Endpoint
+from rmsweb.prompt import CountTokens, PromptConfig, load_prompt_config, token_counter
+from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed
+from rmsweb.runs import RunWriter
 
-T = TypeVar("T")
+R = TypeVar("R")
 MAX_TRIES = 3  # of a job whose browser died
 MAX_FAILURES_IN_A_ROW = 10
-MAX_ID_BYTES = 4_096
-
 
 Launch = Callable[[], AbstractAsyncContextManager[Any]]
 OpenSession = Callable[[Any, str], Awaitable[Any]]  # (browser, name of the job) -> session with `close`
+
+# ------------------------------------------------------------------------------------------------- the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,138 +49,289 @@ class Worker:
     last_try: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A unit of work; `name` is unique in a run and fit for a file name."""
-
-    name: str
-    run: Callable[[Worker], Awaitable[None]]
+Job = Callable[[Worker], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the jobs: names of those finished, and the reason for each that was not."""
+    """What became of the jobs: the reason for each that was not finished, and how often a browser died."""
 
-    done: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     browser_restarts: int = 0
 
+    def exit_code(self, kind: str) -> int:
+        """Say on stderr which jobs are unfinished; 1 where there are some."""
+        for name, problem in self.failed.items():
+            print(f"{kind} {name} is unfinished: {problem}", file=sys.stderr)
+        return 1 if self.failed else 0
+
 
 class _Slot:
-    """One browser process that several workers share; it is started when first needed and again when it died."""
+    """A browser that several workers share, started when first needed; its sessions restart a dead one."""
 
-    def __init__(self, launch: Launch, outcome: Outcome) -> None:
-        self._launch, self._outcome = launch, outcome
-        self._lock = asyncio.Lock()
-        self._manager: AbstractAsyncContextManager[Any] | None = None
+    def __init__(self, launch: Launch, stack: AsyncExitStack) -> None:
+        self._launch, self._stack, self._lock = launch, stack, asyncio.Lock()
         self._browser: Any = None
 
     async def browser(self) -> Any:
-        """The running browser."""
+        """Return the browser."""
         async with self._lock:
-            if self._browser is not None and not self._browser.alive:
-                await self._close()
-                self._outcome.browser_restarts += 1
             if self._browser is None:
-                self._manager = self._launch()
-                self._browser = await self._manager.__aenter__()
+                self._browser = await self._stack.enter_async_context(self._launch())
             return self._browser
 
-    async def _close(self) -> None:
-        manager, self._manager, self._browser = self._manager, None, None
-        if manager is not None:
-            await manager.__aexit__(None, None, None)
-
-    async def close(self) -> None:
-        async with self._lock:
-            await self._close()
+    @property
+    def restarts(self) -> int:
+        """How often the browser was started again."""
+        return self._browser.restarts if self._browser else 0
 
 
-async def _attempt(job: Job, slot: _Slot, open_session: OpenSession, last_try: bool) -> None:
-    session = await open_session(await slot.browser(), job.name)
-    try:
-        await job.run(Worker(session, last_try))
-    finally:
-        await session.close()
+async def _try(name: str, job: Job, slot: _Slot, open_session: OpenSession) -> str | None:
+    """Run a job, again in a fresh session where the browser died; return why it failed."""
+    for number in range(1, MAX_TRIES + 1):
+        try:
+            session = await open_session(await slot.browser(), name)
+            try:
+                await job(Worker(session, number == MAX_TRIES))
+                return None
+            finally:
+                await session.close()
+        except BrowserDied as error:
+            problem = f"the browser died {number} times: {error}"
+    return problem
 
 
 async def run_jobs(
-    jobs: Iterable[Job],
+    jobs: Mapping[str, Job],
     *,
     launch: Launch,
     open_session: OpenSession,
-    concurrency: int = 16,
-    sessions_per_browser: int = 4,
-    on_done: Callable[[Job, str | None], None] = lambda job, problem: None,
+    concurrency: int,
+    sessions_per_browser: int,
+    on_done: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Runs the jobs, `concurrency` at a time, and says what became of them; `on_done(job, problem)` is called
-    after each.
+    """Run the jobs, `concurrency` at a time, and return what became of them; call `on_done` after each.
 
     A job that raises BrowserDied runs again in a fresh session, three times in all. A job that raises
     ConnectionError (an endpoint that does not answer) is left for a later --resume; ten such in a row end the
     run with the last error. Other exceptions are the user's or ours and end the run at once. Cancelling
     (SIGINT) closes the browsers; what was written stays.
+
+    Args: jobs: by name, which is fit for a file name.
     """
-    if concurrency < 1:
-        raise ValueError(f"--concurrency {concurrency} must be at least 1")
-    outcome, queue = Outcome(), iter(jobs)
-    slots = [_Slot(launch, outcome) for _ in range(-(-concurrency // sessions_per_browser))]
+    outcome, queue, stack = Outcome(), iter(jobs.items()), AsyncExitStack()
+    slots = [_Slot(launch, stack) for _ in range(-(-concurrency // sessions_per_browser))]
     in_a_row = 0
 
     async def work(slot: _Slot) -> None:
         nonlocal in_a_row
-        for job in queue:  # one iterator for all workers: whoever is free takes the next job
-            problem: str | None = None
-            for attempt in range(1, MAX_TRIES + 1):
-                try:
-                    await _attempt(job, slot, open_session, attempt == MAX_TRIES)
-                    problem = None
-                    break
-                except BrowserDied as error:
-                    problem = f"the browser died {attempt} times: {error}"
-                except ConnectionError as error:
-                    problem = str(error)
-                    if in_a_row + 1 >= MAX_FAILURES_IN_A_ROW:
-                        raise
-                    break
-            if problem is None:
-                outcome.done.append(job.name)
-                in_a_row = 0
-            else:
-                outcome.failed[job.name] = problem
-                in_a_row += 1
-            on_done(job, problem)
+        for name, job in queue:  # one iterator for all workers: whoever is free takes the next job
+            try:
+                problem = await _try(name, job, slot, open_session)
+            except ConnectionError as error:
+                if in_a_row + 1 >= MAX_FAILURES_IN_A_ROW:
+                    raise
+                problem = str(error)
+            in_a_row = 0 if problem is None else in_a_row + 1
+            if problem is not None:
+                outcome.failed[name] = problem
+            on_done()
 
     try:
-        async with asyncio.TaskGroup() as group:
+        async with stack, asyncio.TaskGroup() as group:
             for number in range(concurrency):
                 group.create_task(work(slots[number % len(slots)]))
     except BaseExceptionGroup as errors:  # the first one is why the others were cancelled
         raise errors.exceptions[0] from None
-    finally:
-        for slot in slots:
-            await slot.close()
+    outcome.browser_restarts = sum(slot.restarts for slot in slots)
     return outcome
 
 
 def browser_pool(
-    folder: Path,
-    *,
-    host_map: str | None,
-    viewport: tuple[int, int],
-    image_format: Literal["png", "jpeg"],
-    headless: bool = True,
+    folder: Path, *, host_map: str | None, config: PromptConfig, headless: bool
 ) -> tuple[Launch, OpenSession]:
-    """What `run_jobs` needs for real browsers: how to start one, and how to open a session whose pictures and
-    files lie in the run folder.
+    """Return how to start a real browser, and how to open a session that writes into the run folder.
 
     The session has no page until the job's `Environment.reset`, which every episode begins with, opens its
     context.
     """
-    options = BrowserOptions(headless=headless, host_map=host_map, viewport=viewport)
+    options = BrowserOptions(headless=headless, host_map=host_map, viewport=config.viewport)
 
     async def open_session(browser: Browser, name: str) -> Session:
         unused = f"{name}.{time.time_ns():x}"  # an attempt that was killed may have left files under its name
-        return Session.closed(browser, folder, name=unused, image_format=image_format)
+        return Session(browser, folder, name=unused, image_format=config.image_format)
 
     return (lambda: Browser.launch(options)), open_session
+
+
+# ---------------------------------------------------------------------------------------------- the episodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actor:
+    """A policy that is ready to be asked, and how its prompts are made.
+
+    `extraction` answers extract_structured_data, None where the policy does.
+    """
+
+    policy: Policy
+    name: str
+    prompt_config: PromptConfig
+    count_tokens: CountTokens
+    sha256: str | None = None
+    extraction: Policy | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeConfig(Config):
+    """Episodes: of which tasks, how long, how many at a time."""
+
+    tasks: Path = opt(help="task file: records.Task as JSONL (python -m rmsweb.playground tasks writes some)")
+    out: Path = opt(help="run folder to write")
+    split: Split = opt(
+        "train",
+        "split of the tasks to run; train runs feed SFT and the miner, dev runs choose checkpoints and are "
+        "never trained on",
+    )
+    limit: int | None = opt(None, "run at most so many tasks")
+    max_steps: int = opt(50, "agent turns of an episode at most", paper="not stated", at_least=1)
+    concurrency: int = opt(16, "episodes at a time in this process", paper="16 in evaluation", at_least=1)
+    sessions_per_browser: int = opt(4, "episodes that share one Chromium process", at_least=1)
+    headless: bool = opt(True, "run Chromium without a window")
+    prompt_config: Path | None = opt(
+        None,
+        "JSON file of a PromptConfig (default: the paper's sizes: 12,000 prompt tokens, 262,144 px, 2,048 "
+        "answer tokens); a checkpoint brings its own and must agree",
+    )
+    tokenizer: Path | None = opt(
+        None,
+        "checkpoint folder whose tokenizer counts the prompt budget of an endpoint; without it an upper "
+        "estimate",
+        paper="Qwen3-VL's",
+    )
+    judge: JudgeConfig = part(JudgeConfig)
+    seed: int = opt(0, "seed; every policy call carries one derived from (seed, task, arm, round, run)")
+    resume: bool = opt(
+        False, "go on with the run in --out; finished episodes are kept, nothing is written twice"
+    )
+
+    def load_tasks(self) -> list[Task]:
+        """Return the tasks, and look for the browser: where one is missing, no folder is made."""
+        tasks = load_tasks(self.tasks, split=self.split, limit=self.limit)
+        find_chromium()
+        return tasks
+
+    def actor(self, endpoint: Endpoint, extraction: Policy | None = None) -> Actor:
+        """Return an endpoint as the actor, with the prompt configuration and the tokenizer of the flags."""
+        return Actor(
+            policy=endpoint,
+            name=endpoint.model,
+            prompt_config=load_prompt_config(self.prompt_config),
+            count_tokens=token_counter(self.tokenizer),
+            extraction=extraction,
+        )
+
+
+MAY_DIFFER = ("policy_url", "judge_url", "concurrency", "sessions_per_browser", "headless")
+
+
+@dataclass(kw_only=True)
+class Episodes:
+    """The episodes of a script's run; `arm` names the kind of run in ids and seeds."""
+
+    config: EpisodeConfig
+    folder: RunWriter
+    environment: Environment
+    actor: Actor
+    script: str
+    arm: str
+    stop_on_stall: bool
+    counts: Counter[str] = field(default_factory=Counter, init=False)  # shown beside the progress bar
+    bar: Any = field(init=False)
+    judge: Endpoint | None = field(init=False)
+
+    async def run(self, jobs: Mapping[str, Job], *, total: int, label: str) -> Outcome:
+        """Run the jobs of this process, which has `total` with those that were finished before."""
+        config, prompt_config = self.config, self.actor.prompt_config
+        write_json(self.folder.path / "prompt_config.json", prompt_config)
+        async with AsyncExitStack() as stack:
+            self.judge = config.judge.open(self.folder.path, config.concurrency)
+            if self.judge:
+                await stack.enter_async_context(self.judge)
+            await self.environment.start()
+            stack.push_async_callback(self.environment.stop)
+            self.bar = stack.enter_context(progress(total=total, initial=total - len(jobs), label=label))
+            launch, open_session = browser_pool(
+                self.folder.path,
+                host_map=self.environment.host_map,
+                config=prompt_config,
+                headless=config.headless,
+            )
+            return await run_jobs(
+                jobs,
+                launch=launch,
+                open_session=open_session,
+                concurrency=min(config.concurrency, len(jobs)),
+                sessions_per_browser=config.sessions_per_browser,
+                on_done=self.bar.update,
+            )
+
+    async def attempt(
+        self, worker: Worker, task: Task, *, round: int = 1, run: int = 0, guide: str | None = None
+    ) -> tuple[Trajectory, Judgement]:
+        """Run and judge one episode: by the environment's own check, else by the outcome judge.
+
+        Its id and its seed follow from (task, arm, round, run).
+        """
+        actor, environment, session = self.actor, self.environment, worker.session
+        start_url = await environment.reset(session, task)
+        trajectory = await Episode(
+            policy=actor.policy,
+            session=session,
+            task=task,
+            trajectory_id=attempt_id(task, self.arm, round=round, run=run),
+            source=Source(
+                script=self.script,
+                policy=actor.name,
+                checkpoint_sha256=actor.sha256,
+                arm=self.arm,
+                round=round,
+                run=run,
+                seed=self.config.seed,
+            ),
+            seed=derive_seed(self.config.seed, task.task_id, self.arm, round, run),
+            config=actor.prompt_config,
+            max_steps=self.config.max_steps,
+            stop_on_stall=self.stop_on_stall,
+            record_broken=worker.last_try,
+            extraction_policy=actor.extraction,
+            guide=guide,
+            date=environment.now().isoformat(),
+            count_tokens=actor.count_tokens,
+            on_step=self._on_step,
+        ).run(start_url)
+        return trajectory, await judge_run(
+            trajectory, partial(environment.check, session, trajectory), self.judge
+        )
+
+    def _on_step(self) -> None:
+        self.counts["steps"] += 1
+        self.bar.set_postfix(self.counts, refresh=False)
+        self.bar.update(0)
+
+
+def attempt_id(task: Task, arm: str, *, round: int = 1, run: int = 0) -> str:
+    """Return the id of an episode, which is unique in a run."""
+    return f"{task.task_id}.{arm}.r{round}.n{run}"
+
+
+def when_complete(folder: RunWriter, write: Callable[[], R]) -> R:
+    """Call `write` until no episode was finished meanwhile.
+
+    So what the last of several ranks writes holds the episodes of all.
+    """
+    while True:
+        before = len(folder.finished())
+        result = write()
+        if len(folder.finished()) == before:
+            return result

@@ -14,28 +14,29 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
 from rmsweb.config import flag, flat, rank, world_size
-from rmsweb.records import (
-    Judgement,
-    RecordError,
-    Trajectory,
+from rmsweb.jsonl import (
     append_record,
     cut_torn_line,
     from_json,
-    is_success,
+    parse_json,
     replace_file,
     to_json,
+    write_json,
 )
+from rmsweb.records import Judgement, Trajectory, is_success
 
 PACKAGES = ("torch", "transformers", "safetensors", "flash-attn", "playwright", "httpx", "numpy", "pillow")
 MAX_ID_BYTES = 4_096
+Role = Literal["collection", "evaluation", "pool", "mined", "rl", "sft", "none"]
 
 
 class RunFolder:
@@ -52,25 +53,15 @@ class RunFolder:
         Raises RecordError, naming the file, for one that is not JSON.
         """
         file = self.path / name
-        if not file.exists():
-            return {}
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RecordError(f"{file}: not JSON ({error})") from None
+        data = parse_json(file.read_bytes(), str(file)) if file.exists() else None
         return data if isinstance(data, dict) else {}
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
         file = self.path / "metrics.jsonl"
-        lines = []
-        for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), 1):
-            try:
-                lines.append(json.loads(line))
-            except ValueError as error:
-                raise RecordError(f"{file}:{number}: not JSON ({error})") from None
-        return lines
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        return [parse_json(line, f"{file}:{number}") for number, line in enumerate(lines, 1)]
 
     # --------------------------------------------------------------------------------------------- episodes
 
@@ -88,12 +79,23 @@ class RunFolder:
                 found[json.JSONDecoder().raw_decode(text)[0]] = (path, offset)
         return dict(sorted(found.items()))
 
+    def _read(self, path: Path, offset: int) -> Trajectory:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return from_json(Trajectory, json.loads(file.readline()), f"{path} (byte {offset})")
+
     def trajectories(self) -> Iterator[Trajectory]:
         """Yield the committed trajectories of all ranks by id, one at a time: a long run exceeds memory."""
         for path, offset in self.finished().values():
-            with open(path, "rb") as file:
-                file.seek(offset)
-                yield from_json(Trajectory, json.loads(file.readline()), f"{path} (byte {offset})")
+            yield self._read(path, offset)
+
+    def trajectory(self, trajectory_id: str) -> Trajectory:
+        """Return one committed trajectory; KeyError for an unknown id. Looks for the ids once."""
+        return self._read(*self._known[trajectory_id])
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[Path, int]]:
+        return self.finished()
 
     def judgements(self) -> dict[str, Judgement]:
         """Return the judgements of all ranks by trajectory id; a later one replaces an earlier one."""
@@ -106,6 +108,37 @@ class RunFolder:
         verdicts = self.judgements()
         for trajectory in self.trajectories():
             yield trajectory, verdicts.get(trajectory.trajectory_id)
+
+    # ------------------------------------------------------------------------------------------ what ran here
+
+    @cached_property
+    def first(self) -> Trajectory | None:
+        """The first committed trajectory by id."""
+        return next(self.trajectories(), None)
+
+    @cached_property
+    def role(self) -> Role:
+        """What wrote the folder, known by the files in it."""
+        if self.first is not None:
+            if self.first.source.script == "collect":
+                return "collection"
+            return "evaluation" if self.first.task.split == "held-out" else "pool"
+        if (self.path / "mined.jsonl").exists():
+            return "mined"
+        if any("std_rejected_frac" in line for line in self.metrics):
+            return "rl"
+        return "sft" if self.metrics else "none"
+
+    @cached_property
+    def scripted(self) -> set[str]:
+        """The scripted roles that the run used."""
+        config = self.json("config.json")
+        if not config.get("judge_url"):
+            config.pop("judge_model", None)  # the default of a judge that was not asked
+        models = {str(value) for name, value in config.items() if name.endswith("_model")}
+        models |= {self.first.source.policy} if self.first else set()
+        models |= {verdict.model for verdict in self.judgements().values()}
+        return {name for name in models if name.startswith("scripted-")}
 
 
 class RunWriter(RunFolder):
@@ -123,6 +156,7 @@ class RunWriter(RunFolder):
         or where a config value differs from the run's and is not in `may_differ`.
         """
         super().__init__(path)
+        self._started = time.monotonic()
         path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / ".lock")
         self.metrics_path = path / ("metrics.jsonl" if rank() == 0 else f"metrics.rank{rank()}.jsonl")
@@ -185,11 +219,8 @@ class RunWriter(RunFolder):
         """Return this rank's file of a record kind: "trajectories" is trajectories.rank0.jsonl."""
         return self.path / f"{kind}.rank{rank()}.jsonl"
 
-    def commit(self, trajectory: Trajectory, judgement: Judgement | None, seconds: float) -> None:
-        """Write an episode, finished `seconds` after the start of the run.
-
-        Its judgement and its line of metrics come first, then the trajectory, which makes it count.
-        """
+    def commit(self, trajectory: Trajectory, judgement: Judgement | None) -> None:
+        """Write an episode: judgement and line of metrics, then the trajectory, which makes it count."""
         if judgement is not None:
             append_record(self.records("judgements"), judgement)
         self.log(
@@ -201,7 +232,7 @@ class RunWriter(RunFolder):
                 "steps": len(trajectory.steps),
                 "prompt_tokens": trajectory.usage.prompt_tokens,
                 "completion_tokens": trajectory.usage.completion_tokens,
-                "seconds": round(seconds, 1),
+                "seconds": round(time.monotonic() - self._started, 1),
             }
         )
         append_record(self.records("trajectories"), trajectory)
@@ -249,30 +280,20 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             offset += len(line)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file as a whole; dataclasses and paths are converted."""
-    with replace_file(path) as temporary:
-        text = json.dumps(to_json(value), indent=1, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-
-
 def environment() -> dict[str, Any]:
     """Return what a run ran on: versions, machine, command line.
 
     No environment variable is in it, because one may hold a key.
     """
-
-    def version(name: str) -> str | None:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
-
+    packages = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "packages": {name: found for name in PACKAGES if (found := version(name)) is not None},
+        "packages": packages,
         "argv": sys.argv,
         "world_size": world_size(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -74,7 +74,7 @@ async def median_s(work: Callable[[], Awaitable[object]], repeats: int = REPEATS
 
 async def measure(session: Session, page: str, repeats: int = REPEATS) -> dict[str, Any]:
     """The line of the page that the session shows."""
-    await session.settle()
+    await session.window.settle()
     seen = await session.observe()
     return {
         "benchmark": "observe",
@@ -82,8 +82,8 @@ async def measure(session: Session, page: str, repeats: int = REPEATS) -> dict[s
         "nodes": seen.page_stats["total elements"],
         "indexed": seen.page_stats["interactive"],
         "median_s": await median_s(session.observe, repeats),
-        "screenshot_s": await median_s(session._screenshot, repeats),
-        "quiet_s": await median_s(session.settle, repeats),
+        "screenshot_s": await median_s(session.screenshot, repeats),
+        "quiet_s": await median_s(session.window.settle, repeats),
     }
 
 
@@ -98,16 +98,18 @@ async def _playground(folder: Path, found: list[dict[str, Any]]) -> None:
                 ahead = [await environment.reset(session, world.task())]
                 for url in ahead:
                     await session.goto(url)
-                    title = await session.page.title()
+                    title = await session.window.page.title()
                     if title in seen:
                         continue
                     seen.add(title)
                     found.append(await measure(session, f"playground: {title}"))
-                    links = await session.page.eval_on_selector_all(
+                    links = await session.window.page.eval_on_selector_all(
                         "a[href]", "(all) => all.map((a) => a.getAttribute('href'))"
                     )
                     ahead += [
-                        link for path in links if (link := urljoin(session.page.url, path)) not in ahead
+                        link
+                        for path in links
+                        if (link := urljoin(session.window.page.url, path)) not in ahead
                     ]
             await session.close()
     finally:
@@ -115,7 +117,7 @@ async def _playground(folder: Path, found: list[dict[str, Any]]) -> None:
 
 
 async def _local(folder: Path, found: list[dict[str, Any]]) -> None:
-    big = f"<!doctype html><title>Big</title><table>{''.join(ROW.format(number) for number in range(ROWS))}</table>".encode()
+    big = f"<!doctype html><title>Big</title><table>{''.join(ROW.format(number) for number in range(ROWS))}</table>".encode()  # noqa: E501
     with served({"generated-20000.html": big}, PAGES) as port:
         async with Browser.launch(BrowserOptions(host_map=f"MAP *.localhost 127.0.0.1:{port}")) as browser:
             for name in [*sorted(path.name for path in PAGES.glob("*.html")), "generated-20000.html"]:

@@ -27,16 +27,17 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 BASE = "rmsweb/playground/base"
 KEYS = ("state_id", "sample_id", "trajectory_id", "trajectory")  # the first one that a record has names it
-VARIES = (
-    "_s",
-    "_gb",
-    "seconds",
-    "started",
-    "browser_restarts",
-)  # ends of names whose values two equal runs may differ in
-COLLECT = "--policy-model scripted-teacher --reflection-model scripted-reflection --extraction-model scripted-extractor --prompt-config scripts/demo_prompt.json"
-COLLECT += f" --tokenizer {BASE} --max-steps 8 --concurrency 2 --rounds 3 --successes 1 --seed 0"
-RL = "--max-steps 4 --train-batch 2 --mini-batch 1 --num-rollouts 4 --max-generation-batches 2 --lora-rank 4 --response-budget 40 --save-every 1 --threads 1"
+# Ends of names whose values two equal runs may differ in.
+VARIES = ("_s", "_gb", "seconds", "started", "browser_restarts")
+COLLECT = (
+    "--policy-model scripted-teacher --reflection-model scripted-reflection "
+    "--extraction-model scripted-extractor --prompt-config scripts/demo_prompt.json "
+    f"--tokenizer {BASE} --max-steps 8 --concurrency 2 --rounds 3 --successes 1 --seed 0"
+)
+RL = (
+    "--max-steps 4 --train-batch 2 --mini-batch 1 --num-rollouts 4 --max-generation-batches 2 "
+    "--lora-rank 4 --response-budget 40 --save-every 1 --threads 1"
+)
 SFT = "--epochs 2 --per-device-batch 4 --accumulation 1 --lora-rank 4 --save-every 2 --threads 1"
 EVALUATE = "--split train --runs 2 --max-steps 6 --stop-on-stall --concurrency 2 --seed 0"
 
@@ -160,7 +161,8 @@ def compare(killed: Path, whole: Path) -> None:
             a, b = ours.get(name, {}).get(key), theirs.get(name, {}).get(key)
             if a != b:
                 raise SystemExit(
-                    f"kill_resume: {killed / name}: {key} differs from the run that was never killed\n{difference(a, b)}"
+                    f"kill_resume: {killed / name}: {key} differs from the run that was never killed\n"
+                    f"{difference(a, b)}"
                 )
     for file in sorted(whole.rglob("*.safetensors")):
         if file.read_bytes() != (killed / file.relative_to(whole)).read_bytes():
@@ -229,7 +231,8 @@ def main() -> None:
             compare(out, work / given.script)
             runs += 1
     print(
-        f"{given.script}: {killed} kills in {runs} runs; every record is there once and equals that of the run that was never killed"
+        f"{given.script}: {killed} kills in {runs} runs; every record is there once and equals that of the "
+        "run that was never killed"
     )
 
 

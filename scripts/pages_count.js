@@ -1,4 +1,4 @@
-// A count of what a person could click or type into, made in the page and on purpose in another way than rmsweb/browser/dom.js.
+// A count of what a person could click or type into, made in the page and on purpose in another way than rmsweb/browser/observe.js.
 // `indexed`: numbers of the nodes with an index. The elements that Chromium knows a click listener of stand in window.__heard.
 (indexed) => {
   const marked = new Set(indexed.map((id) => window.__rms.nodeOf(id)).filter(Boolean)), heard = window.__heard ?? new Set();

@@ -1,14 +1,14 @@
-"""What gets an index on ten ordinary pages (documentation, dashboards, component libraries) that ship in
-packages of npm and PyPI.
+"""What gets an index on ten ordinary pages: documentation, dashboards, component libraries.
 
-`python scripts/pages_sample.py --cache DIR` fetches the packages with npm and pip into DIR where they are not
-there yet, serves them on loopback and prints a JSON line a page: `expected` is a count of its own, made with
-other means than dom.js (the DOM's own selectors, Chromium's list of event listeners, hit tests); `recall` the
-share of it that has an index, itself or by the link, button or label it belongs to; `noise` the share of
-indexed elements that are no control, link or ARIA widget and that nothing says a click is for. `--verbose`
-names what is missing, what is noise, and what has an index besides what was expected: a clickable box around
-another control, say.
-"""
+    python scripts/pages_sample.py --cache DIR
+
+The pages come in packages of npm and PyPI, which are fetched into DIR unless they are there. They are served
+on loopback, and each gives a JSON line. `expected` is a count by other means than observe.js (selectors, the list
+of event listeners that Chromium keeps, hit tests). `recall` is the share of it that has an index, itself or
+by the link, button or label it belongs to. `noise` is the share of indexed elements that are no control, link
+or ARIA widget and show no sign that a click is meant for them. `--verbose` names what is missing, what is
+noise, and what else has an index, such as a clickable box around another control.
+"""  # noqa: E501
 
 import argparse
 import asyncio
@@ -31,9 +31,16 @@ from rmsweb.browser.chromium import Browser, BrowserOptions  # noqa: E402 (the c
 from rmsweb.browser.session import Session  # noqa: E402
 
 NPM = {  # package: version
-    "admin-lte": "4.0.0-rc3", "startbootstrap-sb-admin-2": "4.1.4", "material-dashboard": "3.1.0", "gentelella": "1.4.0", "swagger-ui-dist": "5.17.14",
-    "jquery-ui-dist": "1.13.3", "fomantic-ui": "2.9.4", "tabulator-tables": "6.3.1", "gridjs": "6.2.0",
-}  # fmt: skip
+    "admin-lte": "4.0.0-rc3",
+    "startbootstrap-sb-admin-2": "4.1.4",
+    "material-dashboard": "3.1.0",
+    "gentelella": "1.4.0",
+    "swagger-ui-dist": "5.17.14",
+    "jquery-ui-dist": "1.13.3",
+    "fomantic-ui": "2.9.4",
+    "tabulator-tables": "6.3.1",
+    "gridjs": "6.2.0",
+}
 PYPI = {"sqlalchemy": "2.0.36"}
 PAGES = (
     "admin-lte/dist/index.html",
@@ -47,7 +54,10 @@ PAGES = (
     "sqlalchemy/doc/orm/quickstart.html",
     "made/tables.html",
 )
-_PEOPLE = "Array.from({length: 200}, (_, i) => ({name: 'Person ' + i, city: ['Rome', 'Oslo', 'Lima'][i % 3], age: 20 + i % 50}))"
+_PEOPLE = (
+    "Array.from({length: 200}, (_, i) => "
+    "({name: 'Person ' + i, city: ['Rome', 'Oslo', 'Lima'][i % 3], age: 20 + i % 50}))"
+)
 _API = {
     "openapi": "3.0.0",
     "info": {"title": "Pets", "version": "1"},
@@ -59,14 +69,22 @@ _API = {
     },
 }
 MADE = {
-    "swagger-ui-dist/swagger-initializer.js": "window.onload = () => SwaggerUIBundle({dom_id: '#swagger-ui', presets: [SwaggerUIBundle.presets.apis, "
-    f"SwaggerUIStandalonePreset], layout: 'StandaloneLayout', spec: {json.dumps(_API)}}});",
-    "made/tables.html": f"""<!doctype html><title>Tables</title><link rel=stylesheet href=/tabulator-tables/dist/css/tabulator.css>
-<link rel=stylesheet href=/gridjs/dist/theme/mermaid.min.css><div id=one></div><div id=two></div><script src=/tabulator-tables/dist/js/tabulator.js></script>
+    "swagger-ui-dist/swagger-initializer.js": (
+        "window.onload = () => SwaggerUIBundle({dom_id: '#swagger-ui', "
+        "presets: [SwaggerUIBundle.presets.apis, SwaggerUIStandalonePreset], layout: 'StandaloneLayout', "
+        f"spec: {json.dumps(_API)}}});"
+    ),
+    "made/tables.html": f"""<!doctype html><title>Tables</title>\
+<link rel=stylesheet href=/tabulator-tables/dist/css/tabulator.css>
+<link rel=stylesheet href=/gridjs/dist/theme/mermaid.min.css><div id=one></div><div id=two></div>\
+<script src=/tabulator-tables/dist/js/tabulator.js></script>
 <script src=/gridjs/dist/gridjs.umd.js></script><script>const data = {_PEOPLE};
-new Tabulator('#one', {{data, layout: 'fitColumns', pagination: true, paginationSize: 6, columns: [{{title: 'Name', field: 'name', headerFilter: 'input'}},
-  {{title: 'City', field: 'city', editor: 'list', editorParams: {{values: ['Rome', 'Oslo']}}}}, {{title: 'Age', field: 'age', editor: 'number'}}]}});
-new gridjs.Grid({{data, columns: ['name', 'city', 'age'], search: true, sort: true, pagination: {{limit: 6}}}})
+new Tabulator('#one', {{data, layout: 'fitColumns', pagination: true, paginationSize: 6, columns: [\
+{{title: 'Name', field: 'name', headerFilter: 'input'}},
+  {{title: 'City', field: 'city', editor: 'list', editorParams: {{values: ['Rome', 'Oslo']}}}}, \
+{{title: 'Age', field: 'age', editor: 'number'}}]}});
+new gridjs.Grid({{data, columns: ['name', 'city', 'age'], search: true, sort: true, \
+pagination: {{limit: 6}}}})
   .render(document.getElementById('two'));</script>""",
 }
 
@@ -75,54 +93,39 @@ HEAR = "function () { (window.__heard ??= new Set()).add(this); }"
 
 
 def fetch(cache: Path) -> None:
-    """Fetches and unpacks what is not in the cache yet.
+    """Fetch and unpack what is not in the cache yet.
 
-    CalledProcessError where a registry does not give a package.
+    Raises CalledProcessError if a registry does not give a package.
     """
-    for tool, packages in (("npm", NPM), ("pip", PYPI)):
-        for name, version in packages.items():
-            if (cache / name).is_dir():
-                continue
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                if tool == "npm":
-                    command = ["npm", "pack", "--silent", f"{name}@{version}"]
-                else:
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "pip",
-                        "download",
-                        "-q",
-                        "--no-deps",
-                        "--no-binary",
-                        ":all:",
-                        f"{name}=={version}",
-                    ]
-                subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.DEVNULL)
-                archive = next(path for path in Path(scratch).iterdir() if path.suffix in (".tgz", ".gz"))
-                with tarfile.open(archive) as packed:
-                    packed.extractall(Path(scratch) / "out", filter="data")
-                shutil.move(next((Path(scratch) / "out").iterdir()), cache / name)
+    npm = ["npm", "pack", "--silent"]
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+    commands = {name: [*npm, f"{name}@{version}"] for name, version in NPM.items()}
+    commands |= {name: [*pip, f"{name}=={version}"] for name, version in PYPI.items()}
+    for name, command in commands.items():
+        if (cache / name).is_dir():
+            continue
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.DEVNULL)
+            archive = next(path for path in Path(scratch).iterdir() if path.suffix in (".tgz", ".gz"))
+            with tarfile.open(archive) as packed:
+                packed.extractall(Path(scratch) / "out", filter="data")
+            shutil.move(next((Path(scratch) / "out").iterdir()), cache / name)
 
 
 async def hear(session: Session) -> None:
-    """Puts every element that Chromium knows a click listener of into window.__heard."""
-    cdp = await session.cdp()
-    root = (await cdp.send("Runtime.evaluate", {"expression": "document.documentElement"}))["result"][
-        "objectId"
-    ]
-    found = (await cdp.send("DOMDebugger.getEventListeners", {"objectId": root, "depth": -1}))["listeners"]
-    for node in {
-        one["backendNodeId"]
-        for one in found
-        if one["type"] in ("click", "mousedown", "pointerdown") and "backendNodeId" in one
-    }:
+    """Put every element with a click listener, as Chromium knows them, into window.__heard."""
+    cdp = await session.window.cdp()
+    document = await cdp.send("Runtime.evaluate", {"expression": "document.documentElement"})
+    deep = {"objectId": document["result"]["objectId"], "depth": -1}
+    found = (await cdp.send("DOMDebugger.getEventListeners", deep))["listeners"]
+    clicks = [one for one in found if one["type"] in ("click", "mousedown", "pointerdown")]
+    for node in {one["backendNodeId"] for one in clicks if "backendNodeId" in one}:
         target = (await cdp.send("DOM.resolveNode", {"backendNodeId": node}))["object"]["objectId"]
         await cdp.send("Runtime.callFunctionOn", {"objectId": target, "functionDeclaration": HEAR})
 
 
 async def sample(cache: Path, verbose: bool) -> None:
-    """Prints the lines."""
+    """Print a line for each page."""
     with (
         served({path: text.encode() for path, text in MADE.items()}, cache) as port,
         tempfile.TemporaryDirectory() as folder,
@@ -147,9 +150,8 @@ async def sample(cache: Path, verbose: bool) -> None:
                     "expected": found["expected"],
                     "recall": round(1 - len(missing) / max(1, found["expected"]), 3),
                 }
-                print(
-                    json.dumps(line | {"noise": round(len(noise) / max(1, found["indexed"]), 3)}), flush=True
-                )
+                line["noise"] = round(len(noise) / max(1, found["indexed"]), 3)
+                print(json.dumps(line), flush=True)
                 for kind, elements in (("missing", missing), ("noise", noise), ("besides", besides)):
                     for element in elements if verbose else ():
                         print(f"  {kind}: {element}")
@@ -157,7 +159,7 @@ async def sample(cache: Path, verbose: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """3 where a package cannot be had."""
+    """Run the command line; exit code 3 if a package cannot be fetched."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -171,9 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     cache = options.cache.resolve()
     if cache.is_relative_to(ROOT):
-        parser.error(
-            f"--cache {options.cache} lies inside the checkout {ROOT}; expected a folder outside of it"
-        )
+        parser.error(f"--cache {options.cache} lies inside the checkout {ROOT}; expected another folder")
     cache.mkdir(parents=True, exist_ok=True)
     try:
         fetch(cache)

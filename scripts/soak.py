@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rmsweb.agent import AgentOptions, Episode  # noqa: E402 (the checkout need not be installed)
+from rmsweb.agent import Episode  # noqa: E402 (the checkout need not be installed)
 from rmsweb.browser.chromium import Browser, BrowserOptions  # noqa: E402
 from rmsweb.browser.session import Session  # noqa: E402
 from rmsweb.playground import teacher  # noqa: E402
@@ -109,9 +109,15 @@ async def work(
                 await at_random(session, r, count)
             else:
                 played = Episode(
-                    policy=scripted, session=session, task=world.task(), trajectory_id=f"{number}-{episode}", source=Source(script="soak", policy="teacher"),
-                    seed=episode, config=CONFIG, options=AgentOptions(max_steps=STEPS),
-                )  # fmt: skip
+                    policy=scripted,
+                    session=session,
+                    task=world.task(),
+                    trajectory_id=f"{number}-{episode}",
+                    source=Source(script="soak", policy="teacher"),
+                    seed=episode,
+                    config=CONFIG,
+                    max_steps=STEPS,
+                )
                 steps = len((await played.run(start)).steps)
                 count.steps += steps
             count.episodes += 1
@@ -149,8 +155,9 @@ async def watch(browser: Browser, window_s: float, windows: int, count: Count, l
             count.memory.append(memory_mib())
         means.append(sum(count.memory) / len(count.memory))
         open_pages = sum(len(context.pages) for context in browser.process.contexts)
-        told = f"{count.episodes} episodes, {count.steps} steps, {means[-1]:.0f} MiB, {len(browser.process.contexts)} contexts, {open_pages} pages"
-        print(f"{number * window_s / 60:4.1f} min: {told}, {browser.restarts} restarts", flush=True)
+        done = f"{count.episodes} episodes, {count.steps} steps, {means[-1]:.0f} MiB"
+        there = f"{len(browser.process.contexts)} contexts, {open_pages} pages, {browser.restarts} restarts"
+        print(f"{number * window_s / 60:4.1f} min: {done}, {there}", flush=True)
         count.episodes, count.steps, count.memory = 0, 0, []
     return means
 

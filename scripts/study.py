@@ -1,25 +1,24 @@
-"""One seed of the study: base, SFT, SFT + RL and three controls on the held-out tasks, every stage in a real
-browser where it needs one.
+"""One seed of the study: base, SFT, SFT + RL and three controls on the held-out tasks, in a real browser.
 
-    python scripts/study.py --seed 0     runs what is missing of runs/study/seed0, then writes its report.html
-    and docs/study/seed0.json python scripts/study.py --table      prints the tables of README.md from
-    docs/study/seed*.json python scripts/study.py --details    prints those of docs/study.md: failures by
-    mode, the course of RL, seconds by stage
+    python scripts/study.py --seed 0     run what is missing of runs/study/seed0, then write its report.html
+                                         and docs/study/seed0.json
+    python scripts/study.py --table      print the tables of docs/study.md under "Results"
+    python scripts/study.py --details    print those under "What happened"
 
 RL trains on the mined states and on the two steps of the success behind each of them (`mine.py --followers`).
 The controls start from the same SFT checkpoint: plain supervised training on the same targets for as many
 updates as RL makes at most (on accepted and retained groups), RL without the salvage anchor, and RL on the
-mined states alone, which are the paper's corpus. Of all four the last checkpoint is
-evaluated: on dev the SFT policy is right in nearly every mined state, which leaves nothing to choose by. All
-seeds share the tasks and the scripted teacher's runs; they differ in training, in the policy's runs that are
-mined, and in evaluation. A stage is done once: it is known by the hash of its command, of the code, and of
-the stages before it; one that was interrupted goes on with --resume; several seeds may run at a time. Nothing
-here reads a held-out task before the evaluations.
+mined states alone, which are the paper's corpus. The last checkpoint of each is evaluated: on dev the SFT
+policy is right in nearly every mined state, which leaves nothing to choose by. All seeds share the tasks and
+the scripted teacher's runs; they differ in training, in the policy's runs that are mined, and in evaluation.
+
+A stage is done once: it is known by the hash of its command, of the code, and of the stages before it. An
+interrupted stage goes on with --resume. Several seeds may run at a time. Nothing here reads a held-out task
+before the evaluations.
 """
 
 import argparse
 import datetime
-import fcntl
 import hashlib
 import json
 import os
@@ -33,10 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rmsweb.evaluation.figures import Folder, failure_modes, figures  # noqa: E402  the project is not installed
+from rmsweb.evaluation.figures import Results, figures_of  # noqa: E402  the project is not installed
 from rmsweb.stats import Estimate, evidence, paired_difference, pass_at_1_estimate  # noqa: E402
 
 RESULTS = ROOT / "docs" / "study"
@@ -78,8 +79,9 @@ BASE, PROMPT = "rmsweb/playground/base", "scripts/demo_prompt.json"
 
 @dataclass(frozen=True)
 class Stage:
-    """A command that writes its folder; `needs` are the stages whose folders it reads, `URL` in a command is
-    the teacher's address.
+    """A command that writes a folder.
+
+    `needs` are the stages whose folders it reads. `URL` in a command is the teacher's address.
     """
 
     folder: Path
@@ -89,286 +91,210 @@ class Stage:
 
     @property
     def name(self) -> str:
+        """The name of the folder."""
         return self.folder.name
 
 
-def stages(seed: int, out: Path) -> list[Stage]:
-    """The stages of a seed in order; those of SHARED are the same for all seeds and lie beside them."""
+def flags(**values: object) -> tuple[str, ...]:
+    """Return values as flags: max_steps=12 is --max-steps 12, a tuple gives several values, True none."""
+    words: list[str] = []
+    for name, value in values.items():
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return tuple(words)
 
-    def at(name: str) -> Path:
-        return (out.parent / "shared" if name in SHARED else out) / name
 
-    def command(script: str, name: str, *flags: object) -> tuple[str, ...]:
-        return (f"{script}.py", "--out", str(at(name)), *map(str, flags))
+CLONE = flags(
+    epochs=6, lr="1e-3", per_device_batch=16, warmup_ratio=0.05, lora_rank=64, lora_alpha=128
+)  # supervised training on the successes
+CONTROL = flags(
+    epochs=1000,
+    max_steps=RL_STEPS * 2 * TRAIN_BATCH // MINI_BATCH,
+    per_device_batch=MINI_BATCH,
+    lr="3e-5",
+    warmup_ratio=0,
+    lora_rank=32,
+    lora_alpha=64,
+)  # supervised training on the mined states, for as many updates as RL makes at most
 
-    def collect(name: str, split: str) -> Stage:
-        roles = (
-            "--policy-url",
-            "URL",
-            "--policy-model",
-            "scripted-teacher",
-            "--reflection-model",
-            "scripted-reflection",
-        )
-        limits = (
-            "--max-steps",
-            MAX_STEPS,
-            "--concurrency",
-            CONCURRENCY,
-            "--rounds",
-            5,
-            "--successes",
-            2,
-            "--seed",
-            0,
-        )
-        small = ("--extraction-model", "scripted-extractor", "--prompt-config", PROMPT, "--tokenizer", BASE)
-        return Stage(
-            at(name),
-            command(
-                "collect",
-                name,
-                "--tasks",
-                f"{at('tasks')}/{split}.jsonl",
-                "--split",
-                split,
-                *roles,
-                *small,
-                *limits,
-            ),
-            ("tasks",),
-        )
 
-    def mine(name: str, split: str, *pool: str) -> Stage:
-        judge = (
-            "--judge-url",
-            "URL",
-            "--judge-model",
-            "scripted-failure-judge",
-            "--tokenizer",
-            BASE,
-            "--followers",
-            FOLLOWERS,
+@dataclass(frozen=True)
+class Plan:
+    """The stages of a seed; those of SHARED are the same for all seeds and lie beside the seed's folder."""
+
+    seed: int
+    out: Path
+
+    def at(self, name: str) -> Path:
+        """Return the folder of a stage."""
+        return (self.out.parent / "shared" if name in SHARED else self.out) / name
+
+    def stage(
+        self, script: str, name: str, words: Sequence[str], needs: tuple[str, ...], *, resumes: bool = True
+    ) -> Stage:
+        """Return a stage that runs one of the five scripts."""
+        return Stage(self.at(name), (f"{script}.py", "--out", str(self.at(name)), *words), needs, resumes)
+
+    def collect(self, name: str, split: str) -> Stage:
+        """Return a collection by the scripted teacher."""
+        words = flags(
+            tasks=f"{self.at('tasks')}/{split}.jsonl",
+            split=split,
+            policy_url="URL",
+            policy_model="scripted-teacher",
+            reflection_model="scripted-reflection",
+            extraction_model="scripted-extractor",
+            prompt_config=PROMPT,
+            tokenizer=BASE,
+            max_steps=MAX_STEPS,
+            concurrency=CONCURRENCY,
+            rounds=5,
+            successes=2,
+            seed=0,
         )
-        return Stage(
-            at(name),
-            command("mine", name, "--pool", *map(at, pool), "--split", split, *judge),
-            pool,
-            resumes=False,
+        return self.stage("collect", name, words, ("tasks",))
+
+    def mine(self, name: str, split: str, *pool: str) -> Stage:
+        """Return a mining of the runs of other stages."""
+        words = flags(
+            pool=tuple(map(self.at, pool)),
+            split=split,
+            judge_url="URL",
+            judge_model="scripted-failure-judge",
+            tokenizer=BASE,
+            followers=FOLLOWERS,
         )
+        return self.stage("mine", name, words, pool, resumes=False)
 
     def evaluate(
+        self,
         name: str,
         policy: str,
-        *flags: object,
+        needs: tuple[str, ...],
+        *words: str,
         split: str = "held-out",
         runs: int = RUNS,
-        needs: tuple[str, ...] = (),
     ) -> Stage:
-        limits = (
-            "--runs",
-            runs,
-            "--max-steps",
-            MAX_STEPS,
-            "--stop-on-stall",
-            "--concurrency",
-            CONCURRENCY,
-            "--seed",
-            seed,
+        """Return an evaluation of a checkpoint."""
+        limits = flags(
+            policy=policy,
+            tasks=f"{self.at('tasks')}/{split}.jsonl",
+            split=split,
+            runs=runs,
+            max_steps=MAX_STEPS,
+            stop_on_stall=True,
+            concurrency=CONCURRENCY,
+            seed=self.seed,
         )
-        return Stage(
-            at(name),
-            command(
-                "evaluate",
-                name,
-                "--policy",
-                policy,
-                "--tasks",
-                f"{at('tasks')}/{split}.jsonl",
-                "--split",
-                split,
-                *limits,
-                *flags,
-            ),
-            needs,
-        )
+        return self.stage("evaluate", name, (*limits, *words), needs)
 
-    def rl(name: str, *flags: object, states: Sequence[str] = ("mined", "followers")) -> Stage:
-        files = (
-            "--states",
-            *(f"{at('mined')}/{kind}.jsonl" for kind in states),
-            "--dev-states",
-            f"{at('mined-dev')}/mined.jsonl",
-            f"{at('mined-dev')}/ordinary.jsonl",
+    def train_rl(self, name: str, *words: str, states: tuple[str, ...] = ("mined", "followers")) -> Stage:
+        """Return a training by RL from the SFT checkpoint."""
+        dev = self.at("mined-dev")
+        sizes = flags(
+            model=f"{self.at('train-sft')}/checkpoint-best",
+            states=tuple(f"{self.at('mined')}/{kind}.jsonl" for kind in states),
+            dev_states=(f"{dev}/mined.jsonl", f"{dev}/ordinary.jsonl"),
+            max_steps=RL_STEPS,
+            train_batch=TRAIN_BATCH,
+            mini_batch=MINI_BATCH,
+            num_rollouts=8,
+            max_generation_batches=4,
+            lr="3e-5",
+            lora_rank=32,
+            lora_alpha=64,
+            response_budget=40,
+            threads=1,
+            seed=self.seed,
         )
-        sizes = (
-            "--max-steps",
-            RL_STEPS,
-            "--train-batch",
-            TRAIN_BATCH,
-            "--mini-batch",
-            MINI_BATCH,
-            "--num-rollouts",
-            8,
-            "--max-generation-batches",
-            4,
-        )
-        rest = (
-            "--lr",
-            "3e-5",
-            "--lora-rank",
-            32,
-            "--lora-alpha",
-            64,
-            "--response-budget",
-            40,
-            "--threads",
-            1,
-            "--seed",
-            seed,
-        )
-        return Stage(
-            at(name),
-            command("train_rl", name, "--model", sft, *files, *sizes, *rest, *flags),
-            ("train-sft", "mined", "mined-dev"),
-        )
+        return self.stage("train_rl", name, (*sizes, *words), ("train-sft", "mined", "mined-dev"))
 
     def train_sft(
-        name: str, model: str, samples: Sequence[str], needs: tuple[str, ...], *flags: object
+        self,
+        name: str,
+        model: str,
+        files: Sequence[str],
+        *words: str,
+        sources: tuple[str, str],
+        needs: tuple[str, ...],
     ) -> Stage:
-        return Stage(
-            at(name),
-            command(
-                "train_sft",
-                name,
-                "--model",
-                model,
-                *samples,
-                "--accumulation",
-                1,
-                "--threads",
-                1,
-                "--seed",
-                seed,
-                *flags,
-            ),
-            needs,
-        )
+        """Return a supervised training on `files` of the train and the dev folder in `sources`."""
+        train, dev = (tuple(f"{self.at(source)}/{file}.jsonl" for file in files) for source in sources)
+        data = flags(model=model, samples=train, dev_samples=dev, accumulation=1, threads=1, seed=self.seed)
+        return self.stage("train_sft", name, (*data, *words), needs)
 
-    sft = f"{at('train-sft')}/checkpoint-best"
-    successes = (
-        "--samples",
-        f"{at('collect')}/samples.jsonl",
-        "--dev-samples",
-        f"{at('collect-dev')}/samples.jsonl",
-    )
-    targets = tuple(
-        part
-        for flag, name in (("--samples", "mined"), ("--dev-samples", "mined-dev"))
-        for part in (flag, f"{at(name)}/mined.jsonl", f"{at(name)}/followers.jsonl")
-    )
-    clone = (
-        "--epochs",
-        6,
-        "--lr",
-        "1e-3",
-        "--per-device-batch",
-        16,
-        "--warmup-ratio",
-        0.05,
-        "--lora-rank",
-        64,
-        "--lora-alpha",
-        128,
-    )
-    updates = (
-        "--epochs",
-        1000,
-        "--max-steps",
-        RL_STEPS * 2 * TRAIN_BATCH // MINI_BATCH,
-        "--per-device-batch",
-        MINI_BATCH,
-    )
-    control = (*updates, "--lr", "3e-5", "--warmup-ratio", 0, "--lora-rank", 32, "--lora-alpha", 64)
-    sizes = ("--train", TRAIN, "--dev", DEV, "--held-out", HELD_OUT)
-    return [
-        Stage(
-            at("tasks"),
-            ("-m", "rmsweb.playground", "tasks", "--out", *map(str, (at("tasks"), *sizes))),
-            resumes=False,
-        ),
-        collect("collect", "train"),
-        collect("collect-dev", "dev"),
-        train_sft("train-sft", BASE, successes, ("collect", "collect-dev"), *clone),
-        evaluate(
-            "pool",
-            sft,
-            "--temperature",
-            1,
-            "--top-p",
-            1,
-            "--top-k",
-            0,
-            split="train",
-            runs=1,
-            needs=("tasks", "train-sft"),
-        ),
-        mine("mined", "train", "collect", "pool"),
-        mine("mined-dev", "dev", "collect-dev"),
-        rl("train-rl"),
-        rl("train-rl-no-anchor", "--salvage-weight", 0),
-        rl("train-rl-mined", states=("mined",)),
-        train_sft("train-sft-mined", sft, targets, ("train-sft", "mined", "mined-dev"), *control),
-        evaluate("base", BASE, needs=("tasks",)),
-        evaluate("sft", sft, needs=("tasks", "train-sft")),
-        *(
-            evaluate(name, f"{at(f'train-{name}')}/checkpoint-last", needs=("tasks", f"train-{name}"))
-            for name in ("rl", "sft-mined", "rl-no-anchor", "rl-mined")
-        ),
-    ]
+    def stages(self) -> list[Stage]:
+        """Return all stages in their order."""
+        tasks, sft = self.at("tasks"), f"{self.at('train-sft')}/checkpoint-best"
+        sizes = flags(out=tasks, train=TRAIN, dev=DEV, held_out=HELD_OUT)
+        plain = flags(temperature=1, top_p=1, top_k=0)
+        return [
+            Stage(tasks, ("-m", "rmsweb.playground", "tasks", *sizes), resumes=False),
+            self.collect("collect", "train"),
+            self.collect("collect-dev", "dev"),
+            self.train_sft(
+                "train-sft",
+                BASE,
+                ["samples"],
+                *CLONE,
+                sources=("collect", "collect-dev"),
+                needs=("collect", "collect-dev"),
+            ),
+            self.evaluate("pool", sft, ("tasks", "train-sft"), *plain, split="train", runs=1),
+            self.mine("mined", "train", "collect", "pool"),
+            self.mine("mined-dev", "dev", "collect-dev"),
+            self.train_rl("train-rl"),
+            self.train_rl("train-rl-no-anchor", *flags(salvage_weight=0)),
+            self.train_rl("train-rl-mined", states=("mined",)),
+            self.train_sft(
+                "train-sft-mined",
+                sft,
+                ["mined", "followers"],
+                *CONTROL,
+                sources=("mined", "mined-dev"),
+                needs=("train-sft", "mined", "mined-dev"),
+            ),
+            self.evaluate("base", BASE, ("tasks",)),
+            self.evaluate("sft", sft, ("tasks", "train-sft")),
+            *(
+                self.evaluate(name, f"{self.at(f'train-{name}')}/checkpoint-last", ("tasks", f"train-{name}"))
+                for name in ("rl", "sft-mined", "rl-no-anchor", "rl-mined")
+            ),
+        ]
 
 
 # ---------------------------------------------------------------------------------------------------- running
 
 
 def code_hash() -> str:
-    """Hash of the package, the scripts, the committed base and the prompt configuration."""
-    files = [
-        *ROOT.glob("*.py"),
-        ROOT / PROMPT,
-        *(
-            path
-            for path in (ROOT / "rmsweb").rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts
-        ),
-    ]
+    """Return a hash of the package, the scripts, the committed base and the prompt configuration."""
+    package = (path for path in (ROOT / "rmsweb").rglob("*") if "__pycache__" not in path.parts)
     digest = hashlib.sha256()
-    for path in sorted(files):
+    for path in sorted([*ROOT.glob("*.py"), ROOT / PROMPT, *filter(Path.is_file, package)]):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
 def run_stages(wanted: Sequence[Stage], url: str) -> dict[str, float]:
-    """Runs every stage that is not done; returns the seconds of each.
+    """Run every stage that is not done and return the seconds of each.
 
-    Exits with the code of a stage that failed.
+    Exits with the code of a stage that fails.
     """
     keys: dict[str, str] = {}
     seconds: dict[str, float] = {}
     code = code_hash()
     for stage in wanted:
-        keys[stage.name] = hashlib.sha256(
-            json.dumps([code, stage.command, [keys[name] for name in stage.needs]]).encode()
-        ).hexdigest()
+        recipe = json.dumps([code, stage.command, [keys[name] for name in stage.needs]])
+        keys[stage.name] = hashlib.sha256(recipe.encode()).hexdigest()
         stage.folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(stage.folder.with_suffix(".lock"), "w") as lock:  # another seed may be at a shared stage
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(stage.folder.with_suffix(".lock")):  # another seed may be at a shared stage
             seconds[stage.name] = round(run_stage(stage, keys[stage.name], url), 1)
     return seconds
 
 
 def run_stage(stage: Stage, key: str, url: str) -> float:
-    """Runs a stage that is not done under this key; returns its seconds, those of interrupted tries included."""
+    """Run a stage unless it is done under this key; return its seconds, with those of interrupted tries."""
     note = stage.folder.with_suffix(".stage.json")
     known = json.loads(note.read_text()) if note.exists() else {}
     if known.get("key") != key:
@@ -380,9 +306,8 @@ def run_stage(stage: Stage, key: str, url: str) -> float:
         command = [sys.executable, *(url if part == "URL" else part for part in stage.command), *resume]
         print(f"\n== {stage.name}\n$ {' '.join(command)}", flush=True)
         started = time.monotonic()
-        returned = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        ).returncode
+        threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        returned = subprocess.run(command, cwd=ROOT, env=os.environ | threads).returncode
         known |= {"seconds": known["seconds"] + time.monotonic() - started, "done": returned == 0}
         note.write_text(json.dumps(known))
         if returned:
@@ -414,38 +339,40 @@ class Teacher:
 # ---------------------------------------------------------------------------------------------------- results
 
 
+def git(*words: str) -> str:
+    """Return what a git command prints about the checkout."""
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def result(seed: int, out: Path, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """What is committed of a seed: figures, outcomes of every run, failures by mode, the course of RL, times,
-    and the commit.
+    """Return what is committed of a seed.
+
+    Figures, outcomes of every run, failures by mode, the course of RL, times, and the commit.
     """
-    folders = {name: Folder(out / name) for name in POLICIES}
-    git = {name: subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-           for name, command in {"commit": ("rev-parse", "HEAD"), "changed": ("status", "--porcelain", "--untracked-files=no")}.items()}  # fmt: skip
+    folders = {name: Results(out / name) for name in POLICIES}
     return {
         "seed": seed,
-        "commit": git["commit"],
-        "changed_files": git["changed"].splitlines(),
+        "commit": git("rev-parse", "HEAD"),
+        "changed_files": git("status", "--porcelain", "--untracked-files=no").splitlines(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": dict(seconds),
-        "policies": {
-            name: figures(folder) | {"failures": failure_modes(folder, folders.values())}
-            for name, folder in folders.items()
-        },
+        "policies": {name: figures_of(folder, list(folders.values())) for name, folder in folders.items()},
         "outcomes": {
             name: {task: [int(success) for success in runs] for task, runs in folder.outcomes.items()}
             for name, folder in folders.items()
         },
         "rl": [
             {key: row[key] for key in ("step", *COURSE) if key in row}
-            for row in Folder(out / "train-rl").metrics
+            for row in Results(out / "train-rl").metrics
             if "step" in row
         ],
-        "mined": Folder(out / "mined").json("report.json"),
+        "mined": Results(out / "mined").json("report.json"),
     }
 
 
 def pooled(results: Sequence[Mapping[str, Any]], policy: str) -> dict[str, list[bool]]:
-    """Outcomes by task over all seeds: the runs of all seeds of a task together."""
+    """Return outcomes by task: the runs of all seeds of a task together."""
     found: dict[str, list[bool]] = {}
     for item in results:
         for task, runs in item["outcomes"][policy].items():
@@ -454,7 +381,7 @@ def pooled(results: Sequence[Mapping[str, Any]], policy: str) -> dict[str, list[
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The tables of README.md: pass@1 of every policy and seed, then the paired differences."""
+    """Yield the first tables of docs/study.md: pass@1 by policy and seed, then the paired differences."""
     seeds = [f"seed {item['seed']}" for item in results]
     sides = [[item] for item in results] + [list(results)]
     yield from head(
@@ -472,8 +399,9 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The tables of docs/study.md, all seeds together: how each policy's runs end, its failures by mode, the
-    course of RL, seconds by stage.
+    """Yield the tables of docs/study.md, all seeds together.
+
+    How each policy's runs end, its failures by mode, the course of RL, seconds by stage.
     """
 
     def mean(values: Sequence[float | None], scale: float = 1.0, digits: int = 1) -> str:
@@ -517,12 +445,12 @@ def details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def row(*cells: str) -> str:
-    """A row of a table."""
+    """Return a row of a table."""
     return f"| {' | '.join(cells)} |"
 
 
 def head(*cells: str) -> Iterator[str]:
-    """The first row of a table and the line under it."""
+    """Yield the first row of a table and the line under it."""
     yield row(*cells)
     yield f"|{'---|' * len(cells)}"
 
@@ -532,7 +460,7 @@ def _points(found: Estimate) -> str:
 
 
 def load_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The committed results, by seed."""
+    """Return the committed results, by seed."""
     return sorted(
         (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("seed*.json")),
         key=lambda item: item["seed"],
@@ -540,7 +468,7 @@ def load_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; a stage that fails gives the script its exit code."""
+    """Run the command line; a stage that fails gives the script its exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -551,7 +479,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="seed of collection, training and evaluation; the tasks are the same for all seeds",
     )
     what.add_argument(
-        "--table", action="store_true", help="print the tables of the committed seeds that README.md shows"
+        "--table",
+        action="store_true",
+        help="print the tables of the committed seeds that docs/study.md shows first",
     )
     what.add_argument(
         "--details",
@@ -565,7 +495,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(tables(load_results())) if load_results() else "no results in docs/study")
         return 0
     out = Path("runs") / "study" / f"seed{options.seed}"
-    wanted = stages(options.seed, out)
+    wanted = Plan(options.seed, out).stages()
     names = [stage.name for stage in wanted]
     if options.until:
         if options.until not in names:

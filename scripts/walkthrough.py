@@ -24,8 +24,8 @@ from rmsweb.engine.lora import add_lora  # noqa: E402
 from rmsweb.engine.policy import PolicyModel  # noqa: E402
 from rmsweb.engine.sampler import Rollout  # noqa: E402
 from rmsweb.engine.training import Optimizer  # noqa: E402
-from rmsweb.records import MinedState, Text, read_records  # noqa: E402
-from rmsweb.runs import write_json  # noqa: E402
+from rmsweb.jsonl import read_records, write_json  # noqa: E402
+from rmsweb.records import MinedState, Text  # noqa: E402
 from rmsweb.salvage.dynamics import masked_mean  # noqa: E402
 from rmsweb.salvage.gating import deal_mini_batches, gate, select_groups  # noqa: E402
 from rmsweb.salvage.objective import (  # noqa: E402

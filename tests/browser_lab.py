@@ -154,7 +154,7 @@ class Lab:
 
     def js(self, code: str) -> Any:
         """The value of an expression in the page."""
-        return self.run(self.session.page.evaluate(code))
+        return self.run(self.session.window.page.evaluate(code))
 
     def log(self, *types: str) -> list[Any]:
         """Events that the page's log.js has noted."""

@@ -26,7 +26,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_torch_thread() -> None:
-    """Sums in torch depend on the number of threads; a module that does not import torch does not pay for it."""
+    """Sums in torch depend on the number of threads; a module without torch does not pay for it."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

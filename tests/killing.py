@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rmsweb import runs
-from rmsweb.records import dumps
+from rmsweb.jsonl import dumps
 
 TIMES = ("_s", "_gb", "seconds")  # what two equal runs may differ in
 WRITES = (

@@ -1,6 +1,4 @@
-"""Small pools of runs for the tests of the miner and the report: a shop page, an answer a step, what came of
-it.
-"""
+"""Small pools of runs for the tests of the miner and the report: a shop page and an answer a step."""
 
 import json
 from collections.abc import Sequence
@@ -11,9 +9,10 @@ from typing import Any
 import PIL.Image
 
 from rmsweb.browser.actions import canonical_text, parse_action
-from rmsweb.collection.loop import action_sample
-from rmsweb.mining.alignment import Run
-from rmsweb.prompt import PromptConfig, save_prompt_config
+from rmsweb.collection.filters import action_sample
+from rmsweb.jsonl import write_json, write_records
+from rmsweb.mining.alignment import AlignedRun
+from rmsweb.prompt import PromptConfig
 from rmsweb.records import (
     Action,
     ActionResult,
@@ -31,10 +30,11 @@ from rmsweb.records import (
     Task,
     Trajectory,
     Verdict,
-    write_records,
 )
 
 CONFIG = PromptConfig(thinking=False)
+EVIL = '<script>alert("x")</script><img src=x onerror=y>'
+GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
 TASK = "Buy a lamp with color red at shop"
 BUTTONS = ("color", "add to cart", "checkout", "lamp", "help")
 VERBS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,7 +61,7 @@ def picture(name: str = "0123456789abcdef") -> Image:
 def page(
     path: str, *, shift: int = 0, image: Image | None = None, text: str = "Red lamps on offer"
 ) -> Observation:
-    """The shop's page; `shift` moves all indices."""
+    """Return the shop's page; `shift` moves all indices."""
     tags = ("select", "button", "button", "a", "input")
     nodes = [Element(index=None, node_key="t", tag="#text", text=text, box=(0, 0, 100, 20))]
     nodes += [
@@ -83,7 +83,7 @@ def page(
 
 
 def action(name: str, shift: int = 0) -> Action:
-    """An action of VERBS on a page whose indices are moved."""
+    """Return an action of VERBS on a page whose indices are moved."""
     verb, params = VERBS[name]
     return parse_action({verb: params | ({"index": params["index"] + shift} if "index" in params else {})})
 
@@ -98,7 +98,7 @@ def step(
     image: Image | None = None,
     memory: str = "",
 ) -> Step:
-    """One turn; `name` is a key of VERBS, or "junk" for an answer that does not parse."""
+    """Return one turn; `name` is a key of VERBS, or "junk" for an answer that does not parse."""
     observation = page(path, shift=shift, image=image or picture())
     if name == "junk":
         return Step(
@@ -133,7 +133,7 @@ def trajectory(
     script: str = "evaluate",
     shift: int = 0,
 ) -> Trajectory:
-    """A run: words of `names` are keys of VERBS, `verb@/path` on another page."""
+    """Return a run: words of `names` are keys of VERBS, `verb@/path` on another page."""
     steps = []
     for number, word in enumerate(names.split(), 1):
         verb, _, path = word.partition("@")
@@ -159,10 +159,10 @@ def trajectory(
     )
 
 
-def run(names: str, success: bool | None, **options: Any) -> Run:
-    """A run with its verdict."""
+def run(names: str, success: bool | None, **options: Any) -> AlignedRun:
+    """Return a run with its verdict."""
     checked = options.pop("work_checked", False)
-    return Run(trajectory(names, **options), success, work_checked=checked)
+    return AlignedRun(trajectory(names, **options), success, work_checked=checked)
 
 
 def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "check") -> Judgement:
@@ -171,25 +171,25 @@ def judgement(found: Trajectory, verdict: Verdict = "success", judge: str = "che
     )
 
 
-def render(item: Run, position: int) -> StepSample | None:
-    """What mine.py renders."""
+def render(item: AlignedRun, position: int) -> StepSample | None:
+    """Render a step as mine.py does."""
     sample = action_sample(item.trajectory, position, CONFIG, lambda text: len(text) // 4)
     return sample if isinstance(sample, StepSample) else None
 
 
 def on_page(found: Trajectory, number: int, observation: Observation) -> Trajectory:
-    """The trajectory with another page at a step (from 0)."""
+    """Return the trajectory with another page at a step (from 0)."""
     steps = list(found.steps)
     steps[number] = replace(steps[number], observation=observation)
     return replace(found, steps=tuple(steps))
 
 
-def write_folder(path: Path, runs: Sequence[Run], *, config: dict[str, Any] | None = None) -> Path:
-    """A run folder as collect.py and evaluate.py leave it, with the pictures that its steps name."""
+def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, Any] | None = None) -> Path:
+    """Write a run folder as collect.py and evaluate.py leave it, with the pictures of its steps."""
     path.mkdir(parents=True)
     (path / "screenshots").mkdir()
     PIL.Image.new("RGB", (64, 48), "white").save(path / picture().path)
-    save_prompt_config(CONFIG, path / "prompt_config.json")
+    write_json(path / "prompt_config.json", CONFIG)
     (path / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
     write_records(path / "trajectories.rank0.jsonl", Trajectory, [item.trajectory for item in runs])
     verdicts: dict[bool | None, Verdict] = {True: "success", False: "not_success", None: "unparsed"}
@@ -199,3 +199,30 @@ def write_folder(path: Path, runs: Sequence[Run], *, config: dict[str, Any] | No
         [judgement(item.trajectory, verdicts[item.success]) for item in runs],
     )
     return path
+
+
+def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
+    """Write an evaluation of tasks with three runs each, one sign a run; `hostile` puts markup into texts.
+
+    `+-?` is a task with a success, a failure and a run that does not parse.
+    """
+    runs = []
+    for number, sign in enumerate(wins):
+        names = {"+": GOOD, "-": BAD, "?": "junk junk"}[sign]
+        item = run(names, sign == "+", task_id=f"t{number // 3}", name=f"n{number % 3}", split="held-out")
+        item = replace(
+            item, trajectory=replace(item.trajectory, source=replace(item.trajectory.source, run=number % 3))
+        )
+        if hostile:
+            steps = tuple(
+                replace(old, observation=replace(old.observation, url=EVIL, title=EVIL), response_text=EVIL)
+                for old in item.trajectory.steps
+            )
+            steps = (*steps, replace(step(9, "junk"), response_text=EVIL))
+            task = replace(item.trajectory.task, text=EVIL)
+            item = replace(
+                item,
+                trajectory=replace(item.trajectory, steps=steps, task=task, final_text=EVIL, guide_in=EVIL),
+            )
+        runs.append(item)
+    return write_folder(path, runs)

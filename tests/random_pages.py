@@ -27,7 +27,7 @@ window.__note = (event) => {
   }
 };
 for (const type of ["pointerdown", "mousedown", "click"]) window.addEventListener(type, __note, true);
-}</script>"""
+}</script>"""  # noqa: E501
 # What some pages do to the names that a script in them would like to rely on.
 PRELUDES = (
     "",
@@ -67,33 +67,33 @@ PLACES = [
 STYLES = (
     st.sampled_from(PLACES)
     | one_of(
-        "width:0 width:1px width:3px width:24px width:100% width:5000px height:0 height:1px height:3px height:24px height:5000px margin:-20px"
+        "width:0 width:1px width:3px width:24px width:100% width:5000px height:0 height:1px height:3px height:24px height:5000px margin:-20px"  # noqa: E501
     )
     | one_of(
-        "display:none display:contents display:grid display:inline-block visibility:hidden visibility:visible opacity:0 opacity:.5 overflow:hidden"
+        "display:none display:contents display:grid display:inline-block visibility:hidden visibility:visible opacity:0 opacity:.5 overflow:hidden"  # noqa: E501
     )
     | one_of(
-        "overflow:auto;height:60px overflow:scroll;max-height:40px transform:rotate(30deg) transform:scale(0) transform:translateX(-2000px)"
+        "overflow:auto;height:60px overflow:scroll;max-height:40px transform:rotate(30deg) transform:scale(0) transform:translateX(-2000px)"  # noqa: E501
     )
     | one_of(
-        "pointer-events:none cursor:pointer z-index:9 clip-path:inset(40%) float:right writing-mode:vertical-rl background:white"
+        "pointer-events:none cursor:pointer z-index:9 clip-path:inset(40%) float:right writing-mode:vertical-rl background:white"  # noqa: E501
     )
     | one_of("content-visibility:auto position:fixed;inset:0;background:white;z-index:5")
     | st.just("animation:slide 1s infinite alternate")
 )
 FLAGS = one_of(
-    "hidden inert disabled readonly required multiple checked open draggable=true popover dir=rtl autofocus contenteditable"
+    "hidden inert disabled readonly required multiple checked open draggable=true popover dir=rtl autofocus contenteditable"  # noqa: E501
 )
 ROLES = one_of(
     "button link option listbox combobox textbox menuitem slider presentation dialog checkbox nonsense"
 )
 HANDLERS = (
-    "this.remove()", "throw 1", "alert(1)", "event.stopImmediatePropagation()", "location.hash = 'x'", "window.open('next.html')", "",
+    "this.remove()", "throw 1", "alert(1)", "event.stopImmediatePropagation()", "location.hash = 'x'", "window.open('next.html')", "",  # noqa: E501
     "this.replaceWith(document.createElement('button'))",
-    "document.body.prepend(Object.assign(document.createElement('button'), {innerText: 'New', id: 'new' + Math.random()}))",
+    "document.body.prepend(Object.assign(document.createElement('button'), {innerText: 'New', id: 'new' + Math.random()}))",  # noqa: E501
 )  # fmt: skip
-COVER = "const c = document.createElement('div'); c.id = 'cover'; c.style = 'position:fixed;inset:0;z-index:99'; document.body.append(c)"
-SHIFT = "const s = document.createElement('button'); s.id = 'shift'; s.style = 'display:block;height:40px;width:100%'; document.body.prepend(s)"
+COVER = "const c = document.createElement('div'); c.id = 'cover'; c.style = 'position:fixed;inset:0;z-index:99'; document.body.append(c)"  # noqa: E501
+SHIFT = "const s = document.createElement('button'); s.id = 'shift'; s.style = 'display:block;height:40px;width:100%'; document.body.prepend(s)"  # noqa: E501
 NAMES = (
     "id",
     "title",
@@ -164,7 +164,7 @@ def leaves(draw: st.DrawFn) -> Node:
     """A control or a line of text."""
     tag = draw(
         one_of(
-            "button button a input input input select textarea label canvas p span div img video summary area dialog my-tag"
+            "button button a input input input select textarea label canvas p span div img video summary area dialog my-tag"  # noqa: E501
         )
     )
     found = draw(attributes())
@@ -226,12 +226,12 @@ def render(tree: Node, numbers: "itertools.count[int]") -> str:
     )
     script = tree.script
     if tree.kind == "frame":
-        return f'<{tree.tag} id={name} {" ".join(tree.attributes)} srcdoc="{html.escape(LOGGER + inner)}"></{tree.tag}>'
+        return f'<{tree.tag} id={name} {" ".join(tree.attributes)} srcdoc="{html.escape(LOGGER + inner)}"></{tree.tag}>'  # noqa: E501
     if tree.kind == "declared":
         inner = f"<template shadowrootmode=open>{inner}</template>"
     elif tree.kind:
-        listening = "for (const type of ['pointerdown', 'mousedown', 'click']) root.addEventListener(type, __note, true);"
-        script += f"const root = el.attachShadow({{mode: '{tree.kind}'}}); {listening} root.append(...Array.prototype.slice.call(el.childNodes));"
+        listening = "for (const type of ['pointerdown', 'mousedown', 'click']) root.addEventListener(type, __note, true);"  # noqa: E501
+        script += f"const root = el.attachShadow({{mode: '{tree.kind}'}}); {listening} root.append(...Array.prototype.slice.call(el.childNodes));"  # noqa: E501
     around = (
         f"<script>{{ const el = document.getElementById('{name}'); if (el) {{ {script} }} }}</script>"
         if script
@@ -245,7 +245,7 @@ def pages(draw: st.DrawFn) -> str:
     """A page of a few such elements."""
     numbers = itertools.count(1)
     body = "".join(render(tree, numbers) for tree in draw(st.lists(trees(), min_size=2, max_size=6)))
-    broken = "for (const el of document.querySelectorAll('p, a')) el.append('\\ud83d', Object.assign(document.createElement('b'), {title: '\\udc00'}));"
+    broken = "for (const el of document.querySelectorAll('p, a')) el.append('\\ud83d', Object.assign(document.createElement('b'), {title: '\\udc00'}));"  # noqa: E501
     style = "<style>@keyframes slide { to { translate: 200px 60px; } }</style>"
     first, last = draw(st.sampled_from(PRELUDES)), draw(st.sampled_from(("", "", broken)))
     head = f"<!doctype html><meta charset=utf-8><title>{html.escape(draw(text))}</title>{LOGGER}{style}"

@@ -1,5 +1,4 @@
-"""The playground without a browser: a session that renders a site's pages straight to the state that the
-browser layer makes of them.
+"""The playground without a browser: sessions that render pages straight to the state of the browser layer.
 
 For tuning the learning stages in minutes, and for the check that the browser gives the same states.
 """
@@ -15,23 +14,21 @@ from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit
 import PIL.Image
 import pytest
 
-import collect
-import evaluate
+from rmsweb import runner
 from rmsweb.browser.actions import with_defaults
 from rmsweb.browser.state import fingerprint
-from rmsweb.playground.environment import SEARCH_URL
+from rmsweb.playground.environment import ENVIRONMENTS, SEARCH_URL
 from rmsweb.playground.sites import SiteSession
 from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page, Suggest, choose_url
 from rmsweb.playground.tasks import world_of
+from rmsweb.prompt import PromptConfig
 from rmsweb.records import Action, ActionResult, Element, Image, Judgement, Observation, Tab, Task, Trajectory
 from rmsweb.runner import Launch, OpenSession
 
 
 @dataclass
 class ReplayTab:
-    """One tab: its page, the URLs of its history, what was typed, and the controls of the last observation of
-    this document.
-    """
+    """One tab: page, history, what was typed, and the controls of the last observation of this document."""
 
     tab_id: str
     url: str
@@ -82,7 +79,7 @@ class ReplaySession:
         self.tabs.append(self.active)
 
     def _show(self, url: str, *, enter: bool) -> None:
-        """Another document in the active tab; `enter` makes a new entry of the history."""
+        """Show another document in the active tab; `enter` makes a new entry of the history."""
         tab = self.tab
         tab.url, tab.page = self._load(url)
         tab.typed, tab.seen = {}, None
@@ -93,9 +90,9 @@ class ReplaySession:
         return href if href.startswith("http") else f"http://{urlsplit(self.tab.url).netloc}{href}"
 
     def _follow(self, href: str, *, link: bool = False) -> None:
-        """Opens a URL or a path of the same host.
+        """Open a URL or a path of the same host.
 
-        A link to the page where it stands makes no new entry of the history; a form does.
+        A link to the page itself makes no new entry of the history; a form does.
         """
         url = self._absolute(href)
         self._show(url, enter=not (link and url == self.tab.url))
@@ -261,10 +258,10 @@ class ReplayEnvironment:
     host_map = None
 
     async def start(self) -> None:
-        """There is no server."""
+        """Do nothing: there is no server."""
 
     async def stop(self) -> None:
-        """There is no server."""
+        """Do nothing: there is no server."""
 
     async def reset(self, session: ReplaySession, task: Task) -> str:
         await session.reset()
@@ -288,15 +285,17 @@ class ReplayEnvironment:
 
 
 class NoBrowser:
-    """What stands for a browser process where sessions need none."""
+    """A browser process for sessions that need none."""
 
-    alive = True
+    restarts = 0
 
 
-def replay_pool(folder: Path, *, viewport: tuple[int, int], **options: Any) -> tuple[Launch, OpenSession]:
-    """What `runner.browser_pool` gives, over replay sessions: every page has the same small picture, which
-    lies in the run folder.
+def replay_pool(folder: Path, *, config: PromptConfig, **options: Any) -> tuple[Launch, OpenSession]:
+    """Return what `runner.browser_pool` gives, over replay sessions.
+
+    Every page has the same small picture, which lies in the run folder.
     """
+    viewport = config.viewport
 
     @asynccontextmanager
     async def launch() -> AsyncIterator[NoBrowser]:
@@ -317,8 +316,7 @@ def replay_pool(folder: Path, *, viewport: tuple[int, int], **options: Any) -> t
 
 
 def without_browser(patch: pytest.MonkeyPatch) -> None:
-    """Lets collect.py and evaluate.py work on the replay; everything else of them is as it is."""
-    for script in (collect, evaluate):
-        patch.setattr(script, "PlaygroundEnvironment", ReplayEnvironment)
-        patch.setattr(script, "browser_pool", replay_pool)
-        patch.setattr(script, "find_chromium", lambda: None)
+    """Let collect.py and evaluate.py work on the replay; nothing else of them changes."""
+    patch.setitem(ENVIRONMENTS, "playground", ReplayEnvironment)
+    patch.setattr(runner, "browser_pool", replay_pool)
+    patch.setattr(runner, "find_chromium", lambda: None)

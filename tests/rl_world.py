@@ -9,8 +9,8 @@ from tiny_model import SMALL_PROMPT, tiny_policy
 import train_rl
 from rmsweb.engine.packing import Bundle, make_pack
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import save_prompt_config
-from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text, write_records
+from rmsweb.jsonl import write_json, write_records
+from rmsweb.records import Message, MinedState, Scores, Split, StepSample, Text
 from rmsweb.salvage.states import State
 
 INDICES = (1, 2, 3, 4, 5, 6)
@@ -82,5 +82,5 @@ def write_states(folder: Path, records: list) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / ("mined.jsonl" if kind is MinedState else "samples.jsonl")
     write_records(file, kind, records)
-    save_prompt_config(SMALL_PROMPT, folder / "prompt_config.json")
+    write_json(folder / "prompt_config.json", SMALL_PROMPT)
     return file

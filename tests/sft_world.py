@@ -8,8 +8,9 @@ from tiny_model import SMALL_PROMPT
 
 import train_sft
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import PromptConfig, save_prompt_config
-from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text, write_records
+from rmsweb.jsonl import write_json, write_records
+from rmsweb.prompt import PromptConfig
+from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text
 
 
 def step_sample(
@@ -59,5 +60,5 @@ def write_run(
         for number in range(count)
     ]
     write_records(folder / "samples.jsonl", StepSample, [*made, *(samples or [])])
-    save_prompt_config(SMALL_PROMPT, folder / "prompt_config.json")
+    write_json(folder / "prompt_config.json", SMALL_PROMPT)
     return folder / "samples.jsonl"

@@ -1,6 +1,4 @@
-"""Collection without a browser and without HTTP: the scripted teacher's rounds with reflection over the
-replay, as a pool for mining.
-"""
+"""A pool for mining without a browser and without HTTP: the scripted teacher's rounds over the replay."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,9 +6,9 @@ from pathlib import Path
 
 from replay import ReplayEnvironment, ReplaySession
 
-from rmsweb.agent import AgentOptions, Episode
-from rmsweb.collection.loop import Attempt, collect_task, reflect
-from rmsweb.mining.alignment import Run
+from rmsweb.agent import Episode
+from rmsweb.collection.loop import Attempt, LoopConfig, collect_task, reflect
+from rmsweb.mining.alignment import AlignedRun
 from rmsweb.playground.tasks import World
 from rmsweb.playground.teacher import ROLES
 from rmsweb.prompt import PromptConfig, load_prompt_config, render_text
@@ -21,7 +19,7 @@ PICTURE = Image(path="screenshots/page.jpeg", sha256="page", width=640, height=4
 
 
 def scripted(role: str) -> Policy:
-    """A scripted role as a policy."""
+    """Return a scripted role as a policy."""
 
     async def policy(messages: Sequence[Message], *, seed: int, purpose: str, max_tokens: int) -> Reply:
         return Reply(text=ROLES[role](render_text(messages), seed))
@@ -37,13 +35,10 @@ async def attempt(
     guide: str | None = None,
     config: PromptConfig = CONFIG,
 ) -> tuple[Trajectory, Judgement]:
-    """One judged episode over the replay; a stalled loop ends it, as in collection."""
+    """Run one judged episode over the replay; a stalled loop ends it, as in collection."""
     session, environment = ReplaySession(PICTURE), ReplayEnvironment()
     start = await environment.reset(session, world.task())
-    source, options = (
-        Source(script="test", policy="replay", seed=seed),
-        AgentOptions(max_steps=12, stop_on_stall=True),
-    )
+    source = Source(script="test", policy="replay", seed=seed)
     episode = Episode(
         policy=policy,
         session=session,
@@ -52,7 +47,8 @@ async def attempt(
         source=source,
         seed=seed,
         config=config,
-        options=options,
+        max_steps=12,
+        stop_on_stall=True,
         guide=guide,
     )
     trajectory = await episode.run(start)
@@ -64,6 +60,7 @@ async def _rounds(world: World) -> list[tuple[Trajectory, Judgement]]:
     attempts: list[Attempt] = []
     await collect_task(
         attempts,
+        LoopConfig(),
         run=lambda number, guide: attempt(
             scripted("scripted-teacher"), world, f"{world.task_id}/{number}", number, guide
         ),
@@ -78,10 +75,10 @@ async def _collect(worlds: Sequence[World]) -> list[tuple[Trajectory, Judgement]
 
 
 def collect_pool(worlds: Sequence[World]) -> list[tuple[Trajectory, Judgement]]:
-    """Every run of the teacher's five rounds (two successes end a task), with the sites' verdicts."""
+    """Return every run of the teacher's five rounds (two successes end a task), with the sites' verdicts."""
     return asyncio.run(_collect(worlds))
 
 
-def runs_of(pool: Sequence[tuple[Trajectory, Judgement]]) -> list[Run]:
-    """The pool as mining takes it."""
-    return [Run(trajectory, judgement.verdict == "success") for trajectory, judgement in pool]
+def runs_of(pool: Sequence[tuple[Trajectory, Judgement]]) -> list[AlignedRun]:
+    """Return the pool as mining takes it."""
+    return [AlignedRun(trajectory, judgement.verdict == "success") for trajectory, judgement in pool]

@@ -12,20 +12,12 @@ from fake_world import CONFIG, PAGE_TEXT, TASK, CountingSession, ScriptedPolicy,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmsweb.agent import AgentOptions, Episode, executed_actions, has_stalled, is_stalled, step_prompt
+from rmsweb.agent import Episode, has_stalled, is_stalled
 from rmsweb.browser.actions import parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
-from rmsweb.records import (
-    ActionResult,
-    AgentOutput,
-    Observation,
-    Source,
-    Step,
-    Text,
-    Trajectory,
-    derive_seed,
-    dumps,
-)
+from rmsweb.jsonl import append_record, dumps, read_records
+from rmsweb.prompt import approximate_tokens, build_prompt, extraction_messages, render_text
+from rmsweb.records import ActionResult, AgentOutput, Observation, Source, Step, Text, Trajectory, derive_seed
 
 
 def episode(
@@ -47,15 +39,15 @@ def episode(
             source=Source(script="collect", policy="p"),
             seed=5,
             config=config,
-            options=AgentOptions(**({"max_steps": 8} | options)),
             extraction_policy=extraction,
             guide=guide,
             date="2026-01-02",
+            **({"max_steps": 8} | options),
         ).run(TASK.start_url)
     )
 
 
-def test_a_successful_episode() -> None:
+def test_a_successful_episode_records_what_was_seen_and_done() -> None:
     """Steps are numbered from 1, hold what was seen and done, tokens add up, and an executed `done` gives
     text and flag.
     """
@@ -87,10 +79,11 @@ def test_done_that_was_not_executed_does_not_count() -> None:
     """A `done` behind other actions is not executed: the episode goes on."""
     result = episode(ScriptedPolicy(answer(click(1), done()), answer(done(False))))
     assert len(result.steps) == 2
-    assert executed_actions(result.steps[0]) == result.steps[0].output.actions[:1]
+    step = result.steps[0]
+    assert step.executed == ((step.output.actions[0], step.results[0]),)
 
 
-def test_endings() -> None:
+def test_limits_failures_and_stalls_end_an_episode() -> None:
     """The turn limit, unusable answers in a row and, where asked for, a stalled loop end an episode without a
     declaration.
     """
@@ -140,11 +133,8 @@ def test_extraction_is_answered_and_counted() -> None:
 
 def test_long_page_text_is_cut_to_the_budget() -> None:
     """An extraction's request fits the prompt budget whatever the page holds."""
-    from rmsweb.agent import extraction_request
-    from rmsweb.prompt import approximate_tokens, render_text
-
     for size in (0, 10, 5_000):
-        messages = extraction_request(CONFIG, "what?", "é" * size, False, approximate_tokens)
+        messages = extraction_messages(CONFIG, "what?", "é" * size)
         assert approximate_tokens(render_text(messages)) <= CONFIG.prompt_budget
         assert "what?" in render_text(messages)
 
@@ -175,7 +165,7 @@ def test_a_prompt_follows_from_the_records() -> None:
     config = replace(CONFIG, blocks=("title", "files", "step_info"))
     result = episode(policy, config=config)
     for number, step in enumerate(result.steps):
-        prompt = step_prompt(
+        prompt = build_prompt(
             config,
             task_text=TASK.text,
             history=result.steps[:number],
@@ -189,7 +179,7 @@ def test_a_prompt_follows_from_the_records() -> None:
     assert "a.md" in policy.prompts[3]
 
 
-def test_a_prompt_that_cannot_fit() -> None:
+def test_a_first_prompt_that_cannot_fit_is_an_error_and_a_later_one_ends_the_episode() -> None:
     """Too small a budget is the user's error at the first step; a page that outgrows it later ends the
     episode as data.
     """
@@ -239,7 +229,7 @@ def moves(pattern: str) -> list[Step]:
         ("abcabcabc", False),
     ],
 )
-def test_the_stall_rule(pattern: str, stalled: bool) -> None:
+def test_one_move_three_times_or_a_cycle_of_two_is_a_stall(pattern: str, stalled: bool) -> None:
     """Stalled: one move three times running or a cycle of two three times, in unchanged states; other words
     around it do not matter.
     """
@@ -253,16 +243,8 @@ def test_a_stall_anywhere_is_found(pattern: str) -> None:
     assert has_stalled(moves(pattern)) is naive
 
 
-def test_wrong_limits() -> None:
-    """Limits below one are named."""
-    with pytest.raises(ValueError, match="max-steps"):
-        AgentOptions(max_steps=0)
-
-
 def test_a_trajectory_is_a_record(tmp_path: Path) -> None:
     """What an episode returns survives its JSON form."""
-    from rmsweb.records import append_record, read_records
-
     result = episode(ScriptedPolicy("rubbish", answer(done())))
     append_record(tmp_path / "t.jsonl", result)
     assert list(read_records(tmp_path / "t.jsonl", Trajectory)) == [result]
@@ -270,7 +252,7 @@ def test_a_trajectory_is_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last_try", [False, True])
-def test_a_browser_that_is_gone(last_try: bool) -> None:
+def test_a_browser_that_is_gone_ends_the_episode_on_the_last_try_alone(last_try: bool) -> None:
     """It leaves the loop, so that the episode can be run again elsewhere; on the last try it ends the episode
     as data.
     """

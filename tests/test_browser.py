@@ -123,8 +123,8 @@ def test_a_popup_that_closes_itself_gives_the_page_back(lab: Lab) -> None:
     seen = lab.open("tabs.html")
     popup = lab.one(seen, "click_element_by_index", index=index(seen, "Soon")).opened_tab
     assert popup is None or popup == "0002"
-    lab.run(lab.session.new_tab_within(2.0, {"0001"}))
-    if lab.session.active_tab != "0002":
+    lab.run(lab.session.window.new_tab_within(2.0, {"0001"}))
+    if lab.session.window.active != "0002":
         assert lab.one(seen, "switch_tab", tab_id="0002").error is None
     lab.one(lab.see(), "execute_js", code="setTimeout(() => window.close(), 10); 1")
     lab.one(seen, "wait", seconds=1)

@@ -2,6 +2,7 @@
 is an error in words.
 """
 
+import inspect
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from browser_lab import MADE, Lab, find, index, lab, texts
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.browser.controls import key_presses
-from rmsweb.browser.execute import _HANDLERS
+from rmsweb.browser.execute import HANDLERS
 from rmsweb.records import Action, sha256_text
 
 __all__ = ["lab"]
@@ -26,9 +27,12 @@ def typed(lab: Lab, name: str, text: str, **more: bool) -> tuple[str, str]:
     return result.error or result.message, find(lab.see(), name=name).value or ""
 
 
-def test_every_action_has_a_handler() -> None:
-    """The table of actions and the hands cover each other."""
-    assert {*_HANDLERS, "extract_structured_data"} == set(ACTIONS)
+def test_every_action_has_a_handler_and_vice_versa() -> None:
+    """Every action has a handler of its name that takes its parameters; no handler is without an action."""
+    assert HANDLERS.keys() == ACTIONS.keys()
+    for name, spec in ACTIONS.items():
+        taken = list(inspect.signature(HANDLERS[name]).parameters)
+        assert taken == ["window", *(param.name for param in spec.params)], name
 
 
 def test_input_replaces_or_appends_with_trusted_events(lab: Lab) -> None:
@@ -61,7 +65,7 @@ def test_input_is_read_back(lab: Lab) -> None:
     assert typed(lab, "secret", "hush") == ("typed the text into <input id=secret>", "")
 
 
-def test_input_of_picked_values(lab: Lab) -> None:
+def test_picked_values_are_set_and_read_back(lab: Lab) -> None:
     """Case 8: dates, ranges and numbers take a value in the form that their element has, or say what they
     hold instead.
     """
@@ -71,7 +75,7 @@ def test_input_of_picked_values(lab: Lab) -> None:
     assert typed(lab, "count", "12")[1] == "12"
 
 
-def test_input_into_an_editable_area(lab: Lab) -> None:
+def test_an_editable_area_takes_typed_text(lab: Lab) -> None:
     """Case 18: an editable area is replaced or appended to like a field."""
     for clear, expected in ((True, "new text"), (False, "old wordsnew text")):
         seen = lab.open("form.html")
@@ -104,7 +108,7 @@ def test_enter_sends_a_form_once(lab: Lab) -> None:
         assert (after.title, "text=tea" in after.url) == ("Next", True)
 
 
-def test_keys(lab: Lab) -> None:
+def test_names_and_chords_are_pressed_and_words_are_typed(lab: Lab) -> None:
     """Case 30: chords, names and sequences are pressed, words are typed, an unknown key of a chord is an
     error.
     """
@@ -140,7 +144,7 @@ def test_a_dropdown_is_chosen_from_by_its_words(lab: Lab) -> None:
     assert find(lab.see(), name="many").value == "A, B"
 
 
-def test_dropdown_errors(lab: Lab) -> None:
+def test_a_dropdown_that_cannot_be_used_says_why(lab: Lab) -> None:
     """Case 4: an unknown option gives the list, a disabled one and one that the page takes back are errors, a
     click says what to use.
     """
@@ -163,7 +167,7 @@ def test_dropdown_errors(lab: Lab) -> None:
     assert (result.content or "").endswith(listed)
 
 
-def test_a_dropdown_of_the_pages_own_making(lab: Lab) -> None:
+def test_a_dropdown_of_the_pages_own_making_is_chosen_from(lab: Lab) -> None:
     """Case 5: a list that appears on a click is opened, and one option of it is clicked once."""
     seen = lab.open("dropdowns.html")
     number = find(seen, tag="div").index
@@ -188,7 +192,7 @@ def test_files_are_uploaded_to_the_labelled_field(lab: Lab, tmp_path: Path) -> N
     assert lab.one(seen, "upload_file_to_element", index=index(seen, "Add file"), path="/etc/passwd").error
 
 
-def test_scrolling(lab: Lab) -> None:
+def test_a_scroll_says_what_moved(lab: Lab) -> None:
     """Case 28: pages are heights of what is scrolled; a locked page scrolls its main pane; what cannot move
     says so.
     """
@@ -207,7 +211,7 @@ def test_scrolling(lab: Lab) -> None:
     )
 
 
-def test_scrolling_to_a_text(lab: Lab) -> None:
+def test_a_text_is_scrolled_into_view(lab: Lab) -> None:
     """Case 29: a displayed text is brought into view even where it is split over elements and lines; one that
     is not displayed is an error.
     """
@@ -221,13 +225,13 @@ def test_a_target_below_the_fold_is_scrolled_to_first(lab: Lab) -> None:
     """Case 17: an element outside the viewport is clicked where it is after scrolling."""
     seen = lab.open("controls.html")
     lab.js(
-        "document.querySelectorAll('button').forEach((b) => b.addEventListener('click', () => { window.__hit = b.textContent }))"
+        "document.querySelectorAll('button').forEach((b) => b.addEventListener('click', () => { window.__hit = b.textContent }))"  # noqa: E501
     )
     assert lab.one(seen, "click_element_by_index", index=index(seen, "Below the fold")).error is None
     assert lab.js("window.__hit") == "Below the fold"
 
 
-def test_navigation(lab: Lab) -> None:
+def test_a_navigation_says_where_it_led(lab: Lab) -> None:
     """Case 31: pages open and the history goes back to the first of them; routes of a page count as history;
     failures give the reason.
     """
@@ -252,7 +256,7 @@ def test_navigation(lab: Lab) -> None:
         assert "may not be opened" in (lab.one(here, "go_to_url", url=url).error or "")
 
 
-def test_search_engines(lab: Lab) -> None:
+def test_a_search_opens_the_engines_page(lab: Lab) -> None:
     """A search opens the engine's address with the query in it; an unknown engine is an error."""
     seen = lab.open("next.html", engines={"duckduckgo": "http://b.localhost/next.html?q={query}"})
     assert lab.one(seen, "search_engine", query="red shoes").error is None
@@ -265,7 +269,7 @@ def test_search_engines(lab: Lab) -> None:
     assert "unknown search engine" in (lab.one(seen, "search_engine", query="x", engine="lycos").error or "")
 
 
-def test_tabs(lab: Lab) -> None:
+def test_tabs_are_opened_switched_and_closed_by_their_ids(lab: Lab) -> None:
     """Case 10: a tab that a click opens becomes the active one and is named; ids count; closing the active
     one leaves a valid one.
     """
@@ -299,7 +303,7 @@ def test_tabs(lab: Lab) -> None:
     )
 
 
-def test_dialogs(lab: Lab) -> None:
+def test_dialogs_are_answered_and_told(lab: Lab) -> None:
     """Case 11: dialogs are answered at once, by rule, and stand in the next state and in no later one."""
     seen = lab.open("tabs.html")
     for text in ("Alert", "Ask", "Prompt"):
@@ -314,7 +318,7 @@ def test_dialogs(lab: Lab) -> None:
     assert lab.see().dialogs == ()
 
 
-def test_downloads(lab: Lab) -> None:
+def test_downloads_are_kept_and_told(lab: Lab) -> None:
     """Case 26: a download lands among the agent's files under a name of its own, is named in the next state,
     and can be read.
     """
@@ -406,7 +410,7 @@ def test_extraction_reads_the_whole_page(lab: Lab) -> None:
     )
 
 
-def test_scripts(lab: Lab) -> None:
+def test_a_script_returns_its_value_or_its_error(lab: Lab) -> None:
     """A script's value comes back, cut at 20,000 characters; its failure is an error; one that never ends is
     stopped.
     """
@@ -424,7 +428,7 @@ def test_scripts(lab: Lab) -> None:
     )
 
 
-def test_files_and_done(lab: Lab) -> None:
+def test_files_are_written_read_and_shown_at_the_end(lab: Lab) -> None:
     """Files are written, changed and read; `done` gives text, flag and the files to show; a missing flag
     counts as not done.
     """
@@ -450,7 +454,7 @@ def test_wait_sleeps_and_is_capped(lab: Lab) -> None:
     assert lab.one(seen, "wait", seconds=-5).message == "waited 0 s"
 
 
-def test_unknown_indices(lab: Lab) -> None:
+def test_an_unknown_index_is_an_error(lab: Lab) -> None:
     """An index that the state does not have is an error that names it, for every action that takes one."""
     seen = lab.open("next.html")
     for action in (

@@ -46,7 +46,7 @@ def test_names_that_would_leave_the_folder_are_refused(tmp_path: Path, name: str
     assert files.names() == ["first.md"]
 
 
-def test_newlines_appending_and_replacing(tmp_path: Path) -> None:
+def test_files_keep_newlines_when_appended_and_replaced(tmp_path: Path) -> None:
     """A file holds exactly what the parameters say; replacing tells how often, and a text that is not there
     is an error.
     """
@@ -105,10 +105,10 @@ def test_pieces_make_up_the_text(text: str, size: int) -> None:
     assert "".join(parts) == text
 
 
-def test_markdown() -> None:
+def test_markdown_keeps_tables_and_drops_links_unless_asked() -> None:
     """Headings, lists and tables keep their form, pictures go, frames stand in their place."""
     html = splice_frames(
-        "<h2>A_b</h2><ul><li>1 * 2</li></ul><img alt='x' src='y'><rms-frame id=\"7\"></rms-frame><rms-frame id=\"8\"></rms-frame>",
+        "<h2>A_b</h2><ul><li>1 * 2</li></ul><img alt='x' src='y'><rms-frame id=\"7\"></rms-frame><rms-frame id=\"8\"></rms-frame>",  # noqa: E501
         {7: "<p>in</p>"},
     )
     assert to_markdown(html) == "## A_b\n\n* 1 * 2\n\nin"

@@ -13,7 +13,8 @@ from random_pages import COVER, LOGGER, SHIFT, pages
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.browser.state import render_nodes
-from rmsweb.records import Action, Observation, dumps
+from rmsweb.jsonl import dumps
+from rmsweb.records import Action, Observation
 
 __all__ = ["lab"]
 # A page that fails is longer than Hypothesis likes to print; its warning would stand in place of what failed.
@@ -26,7 +27,7 @@ COMMON: Any = {
 }
 # Presses the mouse, or presses keys or runs code that may press a button by themselves; the rest must leave
 # the page untouched.
-AIMED = {"click_element_by_index", "input_text", "get_dropdown_options"}
+AIMED = {"click_element_by_index", "input_text", "get_dropdown_options", "upload_file_to_element"}
 FREE = {"send_keys", "execute_js", "select_dropdown_option"}
 # What a page does between the state and the action.
 CHANGES = (
@@ -36,7 +37,7 @@ CHANGES = (
     "document.body.innerHTML += ''",
     COVER + "; 0",
     SHIFT + "; 0",
-    "document.querySelectorAll('button, a, input').forEach((el) => { el.disabled = true; el.style.translate = '80px 30px' })",
+    "document.querySelectorAll('button, a, input').forEach((el) => { el.disabled = true; el.style.translate = '80px 30px' })",  # noqa: E501
 )
 PARAMETERS: dict[str, dict[str, Any]] = {
     "wait": {"seconds": 0},
@@ -79,7 +80,7 @@ def aimed(action: Action, place: float, seen: Observation) -> Action:
 
 
 def check_state(seen: Observation) -> None:
-    """Indices count from 1 in document order, keys are unique, and record and text can be written as UTF-8."""
+    """Indices count from 1 in document order, keys are unique, record and text can be written as UTF-8."""
     assert [node.index for node in seen.nodes if node.index is not None] == list(
         range(1, 1 + seen.page_stats["interactive"])
     )
@@ -153,7 +154,7 @@ def test_a_press_that_the_page_moves_away_from_is_no_click_elsewhere(lab: Lab, c
     which nobody aimed at.
     """
     MADE["random.html"] = (
-        f"{LOGGER}<div id=around><button id=go style='height:30px' onmousedown=\"{change}\"><b id=word>Go</b></button></div>"
+        f"{LOGGER}<div id=around><button id=go style='height:30px' onmousedown=\"{change}\"><b id=word>Go</b></button></div>"  # noqa: E501
     )
     result = lab.one(lab.open("random.html"), "click_element_by_index", index=1)
     assert "the press but no click" in result.message
@@ -164,7 +165,7 @@ def test_a_page_that_captures_the_pointer_gets_its_click(lab: Lab) -> None:
     """Carousels and maps capture the pointer, so that the click goes to them although the element has not
     moved.
     """
-    capture = "<script>onpointerdown = (event) => document.getElementById('box').setPointerCapture(event.pointerId)</script>"
+    capture = "<script>onpointerdown = (event) => document.getElementById('box').setPointerCapture(event.pointerId)</script>"  # noqa: E501
     MADE["random.html"] = f"{LOGGER}{capture}<div id=box><button id=pin>Pin</button></div>"
     result = lab.one(lab.open("random.html"), "click_element_by_index", index=1)
     assert "no click" not in result.message
@@ -185,7 +186,7 @@ def test_a_form_that_hides_its_methods_keeps_no_press_from_its_button(lab: Lab) 
 
 @settings(max_examples=25, **COMMON)
 @given(pages(), STEPS)
-def test_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
+def test_random_pages_keep_the_laws(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
     """A few pages, for every run of the tests: a click, then two actions of any kind."""
     act_on(lab, page, steps)
 
@@ -193,6 +194,8 @@ def test_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, 
 @pytest.mark.slow
 @settings(max_examples=200, **COMMON)
 @given(pages(), STEPS)
-def test_two_hundred_random_pages(lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]) -> None:
+def test_two_hundred_random_pages_keep_the_laws(
+    lab: Lab, page: str, steps: Sequence[tuple[Action, float, str]]
+) -> None:
     """The same law on many pages."""
     act_on(lab, page, steps)

@@ -15,7 +15,9 @@ from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_c
 from rmsweb.browser.guard import Guard, Secrets, complete_url
 from rmsweb.browser.session import Session
 from rmsweb.evaluation.environments import LiveWeb
-from rmsweb.records import Action, Observation, Task, dumps
+from rmsweb.jsonl import dumps
+from rmsweb.prompt import PromptConfig
+from rmsweb.records import Action, Observation, Task
 from rmsweb.runner import browser_pool
 
 __all__ = ["lab"]
@@ -216,7 +218,8 @@ def test_a_pooled_session_opens_one_context(lab: Lab, tmp_path: Path) -> None:
     """An episode's session has no page before its environment's reset, one context after it, and leaves none;
     a cookie reaches all its URLs.
     """
-    _, open_session = browser_pool(tmp_path, host_map=None, viewport=(640, 480), image_format="jpeg")
+    config = PromptConfig(viewport=(640, 480), image_format="jpeg")
+    _, open_session = browser_pool(tmp_path, host_map=None, config=config, headless=True)
     task = Task(task_id="t", benchmark="live", split="dev", text="Look around.", start_url=None)
     urls = ("http://a.localhost/next.html", "http://b.localhost/next.html")
 
@@ -229,7 +232,7 @@ def test_a_pooled_session_opens_one_context(lab: Lab, tmp_path: Path) -> None:
         counts.append(len(lab.browser.process.contexts))
         for url in urls:
             await session.goto(url)
-            cookies.append(await session.page.evaluate("document.cookie"))
+            cookies.append(await session.window.page.evaluate("document.cookie"))
         await session.close()
         return [*counts, len(lab.browser.process.contexts)], cookies
 
@@ -246,7 +249,7 @@ def test_a_crashed_page_and_a_dead_browser_are_replaced(lab: Lab) -> None:
 
     async def crash() -> None:
         with contextlib.suppress(Error):
-            await lab.session.page.goto("chrome://crash", timeout=2000)
+            await lab.session.window.page.goto("chrome://crash", timeout=2000)
 
     async def kill() -> None:
         session = await lab.browser.process.new_browser_cdp_session()
@@ -286,7 +289,7 @@ def test_sessions_of_one_browser_share_nothing(lab: Lab, tmp_path: Path) -> None
         await session.goto("http://a.localhost/next.html")
         seen = await session.observe()
         await session.act([click(seen, "Back to the form")], seen, extractor)
-        cookie = await session.page.evaluate("document.cookie")
+        cookie = await session.window.page.evaluate("document.cookie")
         seen = await session.observe()
         await session.close()
         return str(cookie), seen
@@ -300,7 +303,9 @@ def test_sessions_of_one_browser_share_nothing(lab: Lab, tmp_path: Path) -> None
     assert len({seen.fingerprint for _, seen in found}) == 1
 
 
-def test_a_browser_that_is_missing_or_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_browser_that_is_missing_or_does_not_start_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A wrong path is named; something that is no browser is a BrowserDied."""
     monkeypatch.setenv("RMSWEB_CHROMIUM", str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError, match="RMSWEB_CHROMIUM"):
@@ -320,9 +325,9 @@ def test_a_browser_that_is_missing_or_does_not_start(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("url", "allowed"),
     [
-        ("http://a.org/", True), ("https://www.a.org:8443/x?u=b.org", True), ("http://a.org./", True), ("about:blank", True), ("http://ba.org/", False),
-        ("http://a.org.evil.org/", False), ("http://a.org@evil.org/", False), ("http://evil.org/a.org", False), ("ftp://a.org/", False), ("a.org", False),
-        ("http:///x", False), ("http://[bad/", False), ("about:config", False), ("view-source:http://a.org", False),
+        ("http://a.org/", True), ("https://www.a.org:8443/x?u=b.org", True), ("http://a.org./", True), ("about:blank", True), ("http://ba.org/", False),  # noqa: E501
+        ("http://a.org.evil.org/", False), ("http://a.org@evil.org/", False), ("http://evil.org/a.org", False), ("ftp://a.org/", False), ("a.org", False),  # noqa: E501
+        ("http:///x", False), ("http://[bad/", False), ("about:config", False), ("view-source:http://a.org", False),  # noqa: E501
     ],
 )  # fmt: skip
 def test_urls_are_judged_by_scheme_and_host(url: str, allowed: bool) -> None:
@@ -330,7 +335,7 @@ def test_urls_are_judged_by_scheme_and_host(url: str, allowed: bool) -> None:
     assert (Guard(["*.a.org"]).problem(url) is None) == allowed
 
 
-def test_completed_urls_and_masks() -> None:
+def test_urls_are_completed_and_secrets_masked() -> None:
     """A host without a scheme gets one, other texts stay; of two secrets the longer is masked first; without
     secrets nothing is filled.
     """

@@ -9,21 +9,21 @@ import pytest
 from browser_lab import VIEWPORT, Lab, find, index, lab, lines, texts
 from PIL import Image
 
-from rmsweb.records import dumps
+from rmsweb.jsonl import dumps
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.browser
 
 
-def test_what_gets_an_index(lab: Lab) -> None:
+def test_what_a_click_is_for_gets_an_index(lab: Lab) -> None:
     """Visible controls, links, labels of unseen controls, listeners and editable areas within 1,000 px have
     one, in document order; nothing else has.
     """
     seen = lab.open("controls.html")
     named = [(node.tag, node.text) for node in seen.nodes if node.index is not None]
     assert named == [
-        ("input", "Your name"), ("input", ""), ("textarea", ""), ("select", ""), ("button", "Apply"), ("button", "Soon"), ("a", "Linked words"),
-        ("label", "Agree"), ("input", "Plain"), ("p", "Heard text"), ("button", "One"), ("button", "Two"), ("div", "Essay"), ("div", "Role box"),
+        ("input", "Your name"), ("input", ""), ("textarea", ""), ("select", ""), ("button", "Apply"), ("button", "Soon"), ("a", "Linked words"),  # noqa: E501
+        ("label", "Agree"), ("input", "Plain"), ("p", "Heard text"), ("button", "One"), ("button", "Two"), ("div", "Essay"), ("div", "Role box"),  # noqa: E501
         ("canvas", ""), ("button", "Under glass"), ("button", "Below the fold"),
     ]  # fmt: skip
     assert [node.index for node in seen.nodes if node.index is not None] == list(range(1, len(named) + 1))
@@ -31,7 +31,7 @@ def test_what_gets_an_index(lab: Lab) -> None:
     assert seen.page_stats["interactive"] == len(named)
 
 
-def test_what_is_read(lab: Lab) -> None:
+def test_displayed_text_and_live_values_are_read(lab: Lab) -> None:
     """Displayed text stands on lines of its own, whitespace collapsed, one deeper than what it stands in;
     hidden, covered or far text does not.
     """
@@ -84,7 +84,7 @@ def test_a_password_is_never_recorded(lab: Lab) -> None:
     assert "hush" not in dumps(seen)
 
 
-def test_identity_stars_and_fingerprint(lab: Lab) -> None:
+def test_a_node_keeps_its_key_and_new_ones_get_a_star(lab: Lab) -> None:
     """Keys stay with their nodes, only what is new is starred, and the fingerprint changes with what a person
     would see, not with time.
     """
@@ -102,13 +102,13 @@ def test_identity_stars_and_fingerprint(lab: Lab) -> None:
     assert [node.text for node in lab.see().nodes if node.is_new and node.index] == ["Delete"]
 
 
-def test_frames_and_shadow_roots(lab: Lab) -> None:
+def test_frames_and_shadow_roots_are_read_in_place(lab: Lab) -> None:
     """Cases 12, 13 and 14: frames of any origin and shadow roots, open or closed, are read in place, and what
     stands in them is clicked and typed into.
     """
     seen = lab.open("frames.html")
     assert [(node.tag, node.marker) for node in seen.nodes if node.marker] == [
-        ("iframe", "iframe"), ("iframe", "iframe"), ("my-open", "shadow-open"), ("my-deep", "shadow-open"), ("my-closed", "shadow-closed"),
+        ("iframe", "iframe"), ("iframe", "iframe"), ("my-open", "shadow-open"), ("my-deep", "shadow-open"), ("my-closed", "shadow-closed"),  # noqa: E501
     ]  # fmt: skip
     assert texts(seen) == [
         "Above the frames",
@@ -167,7 +167,7 @@ def test_a_kill_leaves_no_torn_picture(lab: Lab, monkeypatch: pytest.MonkeyPatch
         assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] == path.stem
 
 
-def test_scroll_containers_and_page_position(lab: Lab) -> None:
+def test_scroll_containers_and_the_page_say_how_far_they_are_scrolled(lab: Lab) -> None:
     """A scroll container says how much lies above and below, has an index where nothing inside has, and hides
     what it has scrolled away.
     """

@@ -3,8 +3,9 @@ the yield.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,23 @@ from fake_world import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmsweb.agent import AgentOptions, Episode
+from rmsweb.agent import Episode
 from rmsweb.browser.actions import parse_agent_output
+from rmsweb.collection.filters import effective_steps, flatten, quality_filter
 from rmsweb.collection.loop import (
     MAX_GUIDE_CHARS,
     Attempt,
-    AttemptRow,
+    LoopConfig,
     collect_task,
-    effective_steps,
-    flatten,
-    quality_filter,
     reflect,
     reflection_messages,
     solve_at,
     summarize,
     yield_report,
 )
+from rmsweb.jsonl import RecordError, dumps
 from rmsweb.prompt import PromptConfig, approximate_tokens, render_text
-from rmsweb.records import Judgement, RecordError, Source, Trajectory, dumps, is_success
+from rmsweb.records import Judgement, Source, StepSample, Trajectory, is_success
 
 WON = Judgement(trajectory_id="t1.reflection.r1.n0", judge="check", model="", verdict="success")
 LOST = replace(WON, verdict="not_success")
@@ -60,7 +60,7 @@ def attempt(
             source=Source(script="collect", policy="p", arm="reflection"),
             seed=0,
             config=config,
-            options=AgentOptions(max_steps=60),
+            max_steps=60,
             extraction_policy=ScriptedPolicy("42"),
             guide=guide,
             date="2026-01-02",
@@ -95,14 +95,20 @@ def loop(
 
     attempts = list(past)
     asyncio.run(
-        collect_task(attempts, run=run, reflect=handler if reflection else None, commit=commit, **rules)
+        collect_task(
+            attempts, LoopConfig(reflection=reflection, **rules), run=run, reflect=handler, commit=commit
+        )
     )
     assert len(attempts) == len(past) + len(committed)
     return committed, calls
 
 
+def past(success: bool, guide: str | None = None) -> Attempt:
+    return Attempt(task_id="t1", round=1, success=success, guide_out=guide)
+
+
 @given(st.lists(st.booleans(), min_size=5, max_size=5), st.booleans())
-def test_both_stop_rules(outcomes: list[bool], reflection: bool) -> None:
+def test_a_task_is_over_after_two_successes_or_five_rounds(outcomes: list[bool], reflection: bool) -> None:
     """A task is over after two successes or five rounds, in both arms alike."""
     wins, expected = 0, 0
     for outcome in outcomes:
@@ -127,13 +133,13 @@ def test_each_guide_follows_from_the_last_run_and_the_last_guide() -> None:
 
 def test_a_resumed_task_goes_on_where_it_was() -> None:
     """Committed rounds are not run again; the next one gets the last guide; a finished task runs nothing."""
-    committed, _ = loop([False, False, True, True], past=[Attempt(False, "a"), Attempt(False, "b")])
+    committed, _ = loop([False, False, True, True], past=[past(False, "a"), past(False, "b")])
     assert [(run.source.round, run.guide_in) for run in committed] == [(3, "b"), (4, "rho3")]
-    assert loop([True] * 5, past=[Attempt(True, None)] * 2) == ([], [])
+    assert loop([True] * 5, past=[past(True)] * 2) == ([], [])
     assert len(loop([True] * 5, successes=3, rounds=4)[0]) == 3
 
 
-def test_reflection_request_and_answer() -> None:
+def test_the_handler_sees_urls_thoughts_and_goals_but_no_page() -> None:
     """The handler sees URL, thinking, goal and number of executed actions of each step and the previous
     guide, no page and no action.
     """
@@ -147,10 +153,8 @@ def test_reflection_request_and_answer() -> None:
         "Step 1\nurl: http://count.localhost/\nthinking: two lines\ngoal: press\nactions executed: 2\n"
         in text
     )
-    assert (
-        "Step 2\nurl: http://count.localhost/\nthinking: the answer could not be parsed\ngoal: \nactions executed: 0\n"
-        in text
-    )
+    unread = "thinking: the answer could not be parsed\ngoal: \nactions executed: 0\n"
+    assert f"Step 2\nurl: http://count.localhost/\n{unread}" in text
     assert "Ended: done\nFinal answer: three!" in text
     assert "<previous_guide>\nold guide\n</previous_guide>" in text
     assert "value 1" not in text
@@ -167,7 +171,7 @@ def test_reflection_request_and_answer() -> None:
 # ----------------------------------------------------------------------------------------------------- filter
 
 
-def test_what_is_kept() -> None:
+def test_each_rejected_trajectory_has_its_reason() -> None:
     """A judged success with complete valid steps is kept; each other case has its own reason."""
     good = attempt(*GOOD)
     assert quality_filter(good, WON) is None
@@ -196,7 +200,7 @@ def test_what_is_kept() -> None:
     assert quality_filter(attempt(*[answer(click(1))] * 29, answer(done())), WON) is None
 
 
-def test_effective_steps() -> None:
+def test_a_step_is_effective_with_one_action_that_worked_and_is_no_wait() -> None:
     """A step counts with one action that worked and is not a wait."""
     run = attempt(
         answer({"wait": {}}),
@@ -211,8 +215,18 @@ def test_effective_steps() -> None:
 # ------------------------------------------------------------------------------------------------- flattening
 
 
-def flat(run: Trajectory, config: PromptConfig = CONFIG, root: Path = Path()) -> Any:
-    return flatten(run, config, approximate_tokens, root)
+@dataclass
+class Flat:
+    """The samples of a run, and how many steps gave none, by reason."""
+
+    samples: list[StepSample]
+    dropped: Counter[str]
+
+
+def flat(run: Trajectory, config: PromptConfig = CONFIG, root: Path = Path()) -> Flat:
+    found = list(flatten(run, config, approximate_tokens, root))
+    samples = [item for item in found if isinstance(item, StepSample)]
+    return Flat(samples, Counter(item for item in found if isinstance(item, str)))
 
 
 def test_one_sample_a_step() -> None:
@@ -223,11 +237,9 @@ def test_one_sample_a_step() -> None:
     assert [sample.step for sample in result.samples] == [1, 2, 3]
     assert len({sample.sample_id for sample in result.samples}) == 3
     second = result.samples[1]
-    assert (
-        second.target_text
-        == '{"thinking":"well","evaluation_previous_goal":"ok","memory":"m","next_goal":"go on","action":[%s,%s]}'
-        % (('{"click_element_by_index":{"index":1}}',) * 2)
-    )
+    press = '{"click_element_by_index":{"index":1}}'
+    words = '{"thinking":"well","evaluation_previous_goal":"ok","memory":"m","next_goal":"go on"'
+    assert second.target_text == f'{words},"action":[{press},{press}]}}'
     assert second.target_text[slice(*second.action_span)].startswith("[{")
     assert (second.kind, second.host, second.split, second.prompt_indices) == (
         "action",
@@ -308,7 +320,7 @@ def test_a_guide_that_the_teacher_repeats_is_kept_out() -> None:
     assert line not in dumps(result.samples)
 
 
-def test_extraction_samples(tmp_path: Path) -> None:
+def test_an_extraction_gives_one_more_sample(tmp_path: Path) -> None:
     """An extraction gives one more sample: page text and query -> answer; a page text that was changed is
     refused.
     """
@@ -337,10 +349,10 @@ rows = st.lists(
 
 
 @given(rows)
-def test_solve_at_two(table: list[tuple[str, int, bool]]) -> None:
+def test_solve_at_two_equals_the_naive_count(table: list[tuple[str, int, bool]]) -> None:
     """solve@2 is cumulative, in [0, 1], 0 at round 1, and equals the naive count."""
-    attempts = [AttemptRow(task, "x", number, success, 4, None) for task, number, success in table]
-    curve = solve_at(attempts, 2, 5)
+    attempts = [Attempt(task_id=task, round=number, success=success) for task, number, success in table]
+    curve = solve_at(attempts, LoopConfig())
     tasks = {row[0] for row in table}
     for number, share in enumerate(curve, 1):
         solved = sum(sum(s for t, r, s in table if t == task and r <= number) >= 2 for task in tasks)
@@ -349,7 +361,7 @@ def test_solve_at_two(table: list[tuple[str, int, bool]]) -> None:
     assert curve[0] == 0
 
 
-def test_yield_report() -> None:
+def test_the_yield_curve_is_over_the_tasks_that_failed_round_1() -> None:
     """The curve of App. C is over the tasks that failed round 1; the counts are over all attempts."""
     table = [
         ("a", 1, True, None),
@@ -361,9 +373,10 @@ def test_yield_report() -> None:
     ]
     report = yield_report(
         [
-            AttemptRow(task, "x", number, success, number + 3, reason)
+            Attempt(task_id=task, round=number, success=success, steps=number + 3, reason=reason)
             for task, number, success, reason in table
-        ]
+        ],
+        LoopConfig(),
     )
     assert (
         report["tasks"],
@@ -376,4 +389,4 @@ def test_yield_report() -> None:
     assert report["mean_success_steps"] == (4 + 5 + 5 + 6) / 4
     assert report["solve@2_failed_round_1"] == [0, 0, 0.5, 0.5, 0.5]
     assert report["solve@2_all"] == pytest.approx([0, 1 / 3, 2 / 3, 2 / 3, 2 / 3])
-    assert yield_report([])["mean_success_steps"] is None
+    assert yield_report([], LoopConfig())["mean_success_steps"] is None

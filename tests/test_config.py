@@ -108,7 +108,9 @@ def test_help_shows_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -
     ("error", "code"),
     [(None, 0), (ValueError("bad flag"), 2), (FileNotFoundError("no file"), 3), (KeyboardInterrupt(), 130)],
 )
-def test_exit_codes(error: BaseException | None, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_data_exits_2_a_missing_file_3_an_interruption_130(
+    error: BaseException | None, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Bad data is 2, something missing 3, an interruption 130, each with one line and no traceback."""
 
     def main() -> None:

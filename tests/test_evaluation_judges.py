@@ -19,7 +19,7 @@ from rmsweb.evaluation.judges import (
     parse_failure_label,
     parse_verdict,
 )
-from rmsweb.mining.taxonomy import CATEGORIES
+from rmsweb.mining.taxonomy import CATEGORIES, Label
 from rmsweb.records import Image, Judgement, Observation, Step
 
 
@@ -92,7 +92,7 @@ def test_a_judgement_records_the_request_and_the_words() -> None:
     assert judge.calls[0][1] == "judge"
 
 
-def test_who_judges() -> None:
+def test_a_check_comes_before_the_judge_and_nobody_is_asked_without_a_done() -> None:
     """Without an executed `done` nobody is asked; a site's check comes before the LLM; with neither the run
     stops.
     """
@@ -129,7 +129,7 @@ def test_who_judges() -> None:
 def test_failure_labels_are_strict(text: str) -> None:
     """Any text gives a known category with a confidence in [0, 1], or None."""
     label = parse_failure_label(text)
-    assert label is None or (label[0] in CATEGORIES and 0 <= label[1] <= 1)
+    assert label is None or (label.category in CATEGORIES and 0 <= label.confidence <= 1)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_failure_labels_are_strict(text: str) -> None:
         '{"category":"date","confidence":true}',
     ],
 )
-def test_labels_that_do_not_count(text: str) -> None:
+def test_unknown_categories_and_impossible_confidences_are_no_labels(text: str) -> None:
     """Unknown categories and missing or impossible confidences are no labels."""
     assert parse_failure_label(text) is None
 
@@ -152,8 +152,8 @@ def test_the_failure_judge_sees_both_runs_and_the_evidence() -> None:
     """
     judge = ScriptedPolicy('{"reason":"r","category":"endpoint","confidence":0.9}')
     case = {"task_text": "buy it", "success": "good run\n", "failure": "bad run\n", "evidence": "cue\n"}
-    assert asyncio.run(judge_failure(judge, **case)) == ("endpoint", 0.9)
-    assert asyncio.run(judge_failure(judge, **case, first=("date", 0.4))) == ("endpoint", 0.9)
+    assert asyncio.run(judge_failure(judge, **case)) == Label("endpoint", 0.9)
+    assert asyncio.run(judge_failure(judge, **case, first=Label("date", 0.4))) == Label("endpoint", 0.9)
     assert all(words in judge.prompts[0] for words in (*case.values(), *CATEGORIES))
     assert "date, confidence 0.40" in judge.prompts[1]
     assert judge.calls[0][1] == "failure_judge"

@@ -7,10 +7,11 @@ import pytest
 from fake_world import TASK
 
 from rmsweb.evaluation.tasks import load_tasks
-from rmsweb.records import RecordError, Task, write_records
+from rmsweb.jsonl import RecordError, write_records
+from rmsweb.records import Task
 
 
-def test_tasks_of_a_file(tmp_path: Path) -> None:
+def test_tasks_keep_the_order_of_their_file(tmp_path: Path) -> None:
     """Tasks come in the order of the file, of the wanted split alone, at most as many as wanted."""
     path = tmp_path / "tasks.jsonl"
     tasks = [
@@ -22,7 +23,7 @@ def test_tasks_of_a_file(tmp_path: Path) -> None:
     assert [task.task_id for task in load_tasks(path, split="dev", limit=2)] == ["1", "3"]
 
 
-def test_what_is_wrong_with_a_task_file(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_task_file_is_named(tmp_path: Path) -> None:
     """A missing file, an unknown kind, a repeated id and an empty choice are named."""
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
         load_tasks(tmp_path / "nowhere.jsonl")

@@ -1,4 +1,4 @@
-"""mine.py: run folders in, one run folder out that can be moved, and clear words where the pool is not one."""
+"""Laws of mine.py: run folders in, one folder out that can be moved, one clear line for a bad pool."""
 
 import json
 import shutil
@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 from chat_server import Answer, chat_server, completion
-from mining_world import CONFIG, run, write_folder
+from mining_world import BAD, CONFIG, GOOD, run, write_folder
 
 import mine
 from rmsweb.config import main_guard
-from rmsweb.prompt import save_prompt_config
-from rmsweb.records import AuditRow, Image, MinedState, StepSample, read_records
-
-GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
+from rmsweb.jsonl import read_records, write_json
+from rmsweb.records import AuditRow, Image, MinedState, StepSample
 
 
 def call(*words: object) -> int:
@@ -25,9 +23,7 @@ def call(*words: object) -> int:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> list[Path]:
-    """A collection and a run of the SFT policy; the second has a run of the dev split too, and the ids of
-    both overlap.
-    """
+    """A collection and a run of the SFT policy, with equal ids; the second has a run of the dev split too."""
     collected = write_folder(
         tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")]
     )
@@ -44,9 +40,7 @@ def pool(tmp_path: Path) -> list[Path]:
 
 
 def test_the_out_folder_stands_alone(pool: list[Path], tmp_path: Path) -> None:
-    """Mined states, audit rows and ordinary states name pictures of their own folder, whose prompt config
-    hash they carry.
-    """
+    """Mined, audit and ordinary records name pictures of their own folder and carry its prompt config."""
     out = tmp_path / "out"
     assert call("--pool", *pool, "--out", out) == 0
     for folder in pool:
@@ -90,9 +84,7 @@ def test_splits_do_not_mix_and_undecided_runs_are_counted(pool: list[Path], tmp_
 
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_followers_are_the_next_steps_of_the_success(pool: list[Path], tmp_path: Path, count: int) -> None:
-    """Up to `count` steps behind each mined state, `done` included, in its run and no other; their pictures
-    come along; without the flag there is no file.
-    """
+    """Up to `count` steps behind each mined state are written, `done` included, with their pictures."""
     out = tmp_path / "out"
     assert call("--pool", *pool, "--out", out, "--followers", count) == 0
     (mined,) = read_records(out / "mined.jsonl", MinedState)
@@ -123,9 +115,7 @@ def test_a_pool_is_only_read(pool: list[Path], tmp_path: Path) -> None:
 
 
 def test_the_judge_labels_and_a_second_run_asks_nothing(pool: list[Path], tmp_path: Path) -> None:
-    """The category comes from the endpoint; the reply cache answers a review of the same case; a scripted
-    judge is named in the report.
-    """
+    """The category comes from the endpoint or its cached reply; the report names a scripted judge."""
 
     def answer(body: dict[str, Any], number: int) -> Answer:
         assert "<failed_run>" in body["messages"][-1]["content"]
@@ -173,7 +163,7 @@ def _no_folder(folder: Path) -> None:
 
 
 def _other_config(folder: Path) -> None:
-    save_prompt_config(replace(CONFIG, history_steps=3), folder / "prompt_config.json")
+    write_json(folder / "prompt_config.json", replace(CONFIG, history_steps=3))
 
 
 def _torn(folder: Path) -> None:
@@ -197,15 +187,15 @@ def test_bad_pools_end_in_one_line(
     code: int,
     words: str,
 ) -> None:
-    """A missing folder is exit 3; another prompt config, which is named by its field, and a torn file are
-    exit 2.
-    """
+    """A missing folder is exit 3; a torn file, or another prompt config, whose field is named, is exit 2."""
     damage(pool[1])
     assert call("--pool", *pool, "--out", tmp_path / "out") == code
     assert words in capsys.readouterr().err
 
 
-def test_help_and_unknown_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_papers_choices_and_unknown_flags_end_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """--help names the paper's choices; an unknown flag ends with exit 2."""
     with pytest.raises(SystemExit) as stop:
         call("--help")

@@ -1,4 +1,4 @@
-"""Mining: alignment scores, the divergence search, labels, gates, caps, and what may enter RL."""
+"""Laws of the miner: alignment scores, the divergence search, labels, gates, caps, what may enter RL."""
 
 import asyncio
 import json
@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_world import VERBS, on_page, page, render, run, step, trajectory
 
-from rmsweb.mining.alignment import W_PRIOR, Aligned, Contrast, Run, action_score, category_score, state_score
+from rmsweb.jsonl import dumps
+from rmsweb.mining.alignment import (
+    W_PRIOR,
+    AlignedRun,
+    AlignedStep,
+    Contrast,
+    action_score,
+    category_score,
+    state_score,
+)
 from rmsweb.mining.search import (
     DOMAIN_CAP,
     MIN_CATEGORY,
@@ -22,44 +31,44 @@ from rmsweb.mining.search import (
     W_STATE,
     Found,
     Judge,
-    Label,
     Mined,
-    Settings,
+    MinerConfig,
     apply_cap,
     best_candidate,
     candidates,
     cap_corpus,
+    corpus_report,
     label_pair,
     mine,
     pairs,
-    report,
-    summary,
+    run_summary,
 )
-from rmsweb.records import Scores, dumps
+from rmsweb.mining.taxonomy import Label
+from rmsweb.records import Scores, Trajectory
 
-SURE: Label = ("constraint", 0.9, "judge")
+SURE = Label("constraint", 0.9)
 verbs = st.sampled_from(sorted(set(VERBS) - {"done"}))
 walks = st.lists(verbs, min_size=1, max_size=5).map(lambda names: " ".join([*names, "done"]))
 
 
 def labels(*answers: tuple[str, float] | None) -> Judge:
-    """A judge that gives these answers in turn, then the last one for ever."""
-    queue = list(answers)
+    """A judge that gives these answers in turn, then the last one forever."""
+    queue = [answer and Label(*answer) for answer in answers]
 
-    async def judge(pair: Contrast, first: tuple[str, float] | None) -> tuple[str, float] | None:
+    async def judge(pair: Contrast, first: Label | None) -> Label | None:
         return queue.pop(0) if len(queue) > 1 else queue[0]
 
     return judge
 
 
-def mined(runs: list[Run], judge: Judge | None = None, **settings: bool) -> Mined:
-    return asyncio.run(mine(runs, render=render, judge=judge, settings=Settings(**settings)))
+def mined(runs: list[AlignedRun], judge: Judge | None = None, **settings: bool) -> Mined:
+    return asyncio.run(mine(runs, render=render, judge=judge, config=MinerConfig(**settings)))
 
 
 def aligned(
     name: str, *, progress: float = 0.0, path: str = "/", memory: str = "", shift: int = 0
-) -> Aligned:
-    return Aligned(step(1, name, path=path, memory=memory, shift=shift), progress)
+) -> AlignedStep:
+    return AlignedStep(step(1, name, path=path, memory=memory, shift=shift), progress)
 
 
 # ----------------------------------------------------------------------------------------------------- scores
@@ -72,19 +81,18 @@ def test_weights_and_thresholds_are_the_papers() -> None:
 
 
 def test_a_state_is_like_itself_whatever_its_indices() -> None:
-    """S_state is 1 for the same page under other indices and falls with another path, other elements and
-    another progress.
-    """
+    """S_state is 1 for the same page under other indices, less for another path, element or progress."""
     here = aligned("add")
     assert state_score(here, aligned("add", shift=9)) == pytest.approx(1)
     assert state_score(here, aligned("add", path="/other")) < 1
     assert state_score(here, aligned("add", progress=1.0)) < 1
     assert (
-        state_score(here, Aligned(replace(here.step, observation=page("/", text="something else")), 0.0)) < 1
+        state_score(here, AlignedStep(replace(here.step, observation=page("/", text="something else")), 0.0))
+        < 1
     )
 
 
-def test_memories_count_only_where_both_are_written() -> None:
+def test_memories_count_only_if_both_are_written() -> None:
     """Without a memory its weight falls away; with two unlike memories the score falls."""
     assert state_score(aligned("add", memory="found a lamp"), aligned("add")) == pytest.approx(1)
     assert state_score(aligned("add", memory="found a lamp"), aligned("add", memory="chairs sold out")) < 1
@@ -92,9 +100,7 @@ def test_memories_count_only_where_both_are_written() -> None:
 
 @given(verbs, verbs)
 def test_action_score_is_bounded_symmetric_and_none_for_equals(a: str, b: str) -> None:
-    """S_action lies in [0, 1], does not depend on the sides, and is None where the compositions are the same
-    or trivial.
-    """
+    """S_action is in [0, 1], does not depend on the sides, and is None for equal or trivial moves."""
     x, y = aligned(a).moves, aligned(b, shift=3).moves
     score = action_score(x, y)
     assert score == action_score(y, x)
@@ -106,9 +112,7 @@ def test_action_score_is_bounded_symmetric_and_none_for_equals(a: str, b: str) -
 
 
 def test_passive_differences_count_less() -> None:
-    """A click against a selection outweighs a search against a scroll; another type outweighs other
-    parameters.
-    """
+    """A click against a selection outweighs another value, which outweighs a search against a scroll."""
 
     def score(a: str, b: str) -> float:
         return action_score(aligned(a).moves, aligned(b).moves) or 0.0
@@ -120,17 +124,17 @@ def test_the_prior_alone_never_passes() -> None:
     """Without local evidence the surest label stays below the threshold of S_category."""
     pair = Contrast(run("scroll back done", True), run("scroll scroll back scroll", False))
     for candidate in candidates(pair):
-        assert category_score(pair, candidate, "constraint", 1.0) < MIN_CATEGORY
+        assert category_score(pair, candidate, Label("constraint", 1.0)) < MIN_CATEGORY
     assert W_PRIOR < MIN_CATEGORY
 
 
 def test_shared_evidence_counts_against() -> None:
-    """S_category falls where the failing branch shows the success's closing behaviour too."""
+    """S_category falls if the failing branch shows the success's closing behaviour too."""
     success = run("open select add done", True)
     without, shared = run("open add add done", False, name="b"), run("open select blue done", False, name="c")
     item = candidates(Contrast(success, without))[0]
-    assert category_score(Contrast(success, without), item, "constraint", 0.8) > category_score(
-        Contrast(success, shared), item, "constraint", 0.8
+    assert category_score(Contrast(success, without), item, SURE) > category_score(
+        Contrast(success, shared), item, SURE
     )
 
 
@@ -157,7 +161,7 @@ def test_pairs_need_a_success_and_a_failure() -> None:
 
 
 def test_the_skipped_decision_is_found() -> None:
-    """A run that skips the option parts from the success where the success chooses it, whatever the indices."""
+    """A run that skips the option parts from the success at its choice, whatever the indices."""
     result = mined(
         [
             run("open@/ select@/item add@/item done@/cart", True),
@@ -172,9 +176,7 @@ def test_the_skipped_decision_is_found() -> None:
 
 
 def test_a_premature_end_is_a_candidate_unless_strict() -> None:
-    """ours: the failing side may be its done; --strict-non-terminal excludes it; the success's done never is
-    one.
-    """
+    """ours: the failing side may be its done unless --strict-non-terminal; the success side never is."""
     runs = [run("open add checkout done", True), run("open add done", False, name="b")]
     loose = candidates(Contrast(*runs))
     strict = candidates(Contrast(*runs), strict_non_terminal=True)
@@ -188,7 +190,7 @@ def test_a_step_with_an_error_is_no_target() -> None:
     success = run("open select add done", True)
     steps = list(success.trajectory.steps)
     steps[1] = step(2, "select", error="gone")
-    broken = Run(replace(success.trajectory, steps=tuple(steps)), True)
+    broken = AlignedRun(replace(success.trajectory, steps=tuple(steps)), True)
     assert not any(
         item.success_step == 1 for item in candidates(Contrast(broken, run("open add done", False, name="b")))
     )
@@ -198,7 +200,7 @@ def test_the_later_step_wins_a_tie() -> None:
     """Of candidates with the same score the later one is kept."""
     pair = Contrast(run("open select select add done", True), run("add", False, name="b"))
     found = [replace(item, state=1.0, action=1.0) for item in candidates(pair) if item.success_step in (1, 2)]
-    best = best_candidate(pair, found, ("runtime", 1.0, "rule"), render)
+    best = best_candidate(pair, found, Label("runtime", 1.0, "rule"), render)
     assert best == "runtime_gate"
     kept = best_candidate(pair, found, SURE, render)
     assert isinstance(kept, Found)
@@ -206,9 +208,7 @@ def test_the_later_step_wins_a_tie() -> None:
 
 
 def test_targets_cover_every_verb_that_differs() -> None:
-    """Where runs part at a click, a selection, a typing, a navigation, a reading or a search, the target is
-    that verb.
-    """
+    """Whichever verb two runs part at, the target is that verb."""
     wanted = {"select", "add", "type", "goto", "read", "checkout", "search"}
     runs = []
     for name in sorted(wanted):
@@ -226,21 +226,19 @@ def test_targets_cover_every_verb_that_differs() -> None:
 
 @pytest.mark.parametrize("kept", ["picture", "sample"])
 def test_gates_need_a_picture_and_a_sample(kept: str) -> None:
-    """Without a picture on either branch, or where the target's element is not in the prompt, there is no
-    state, and the reason is counted.
-    """
+    """Without a picture on either branch, or without a sample, no state is mined; the reason is counted."""
     runs = [run("open select add done", True), run("open add done", False, name="b")]
     if kept == "sample":
-        runs = [Run(_without_pictures(item), item.success) for item in runs]
+        runs = [AlignedRun(_without_pictures(item), item.success) for item in runs]
         result = mined(runs)
         assert +result.rejected == Counter(no_picture=1)
     else:
-        result = asyncio.run(mine(runs, render=lambda item, position: None, judge=None))
+        result = asyncio.run(mine(runs, render=lambda item, position: None, judge=None, config=MinerConfig()))
         assert +result.rejected == Counter(no_sample=1)
     assert not result.found
 
 
-def _without_pictures(item: Run):  # type: ignore[no-untyped-def]
+def _without_pictures(item: AlignedRun) -> Trajectory:
     found = item.trajectory
     for number, old in enumerate(found.steps):
         found = on_page(found, number, replace(old.observation, screenshot=None))
@@ -253,10 +251,10 @@ def _without_pictures(item: Run):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ((("date", 0.9),), ("date", 0.9, "judge")),
-        ((("date", 0.5), ("boundary", 0.8)), ("boundary", 0.8, "review")),
-        ((("date", 0.5), ("boundary", 0.4)), ("boundary", 0.4, "review")),
-        ((("date", 0.5), None), ("date", 0.5, "review")),
+        ((("date", 0.9),), Label("date", 0.9, "judge")),
+        ((("date", 0.5), ("boundary", 0.8)), Label("boundary", 0.8, "review")),
+        ((("date", 0.5), ("boundary", 0.4)), Label("boundary", 0.4, "review")),
+        ((("date", 0.5), None), Label("date", 0.5, "review")),
     ],
 )
 def test_labels_below_seventy_are_reviewed(answers: tuple[tuple[str, float], ...], expected: Label) -> None:
@@ -266,16 +264,16 @@ def test_labels_below_seventy_are_reviewed(answers: tuple[tuple[str, float], ...
 
 
 @pytest.mark.parametrize("answers", [(("date", 0.5), ("boundary", 0.2)), (None, None), (("date", 0.1), None)])
-def test_the_rules_decide_where_the_judge_is_unsure(answers: tuple[tuple[str, float] | None, ...]) -> None:
-    """Below 0.35 after the review, and where no answer can be read, the rule category stands."""
+def test_the_rules_decide_if_the_judge_is_unsure(answers: tuple[tuple[str, float] | None, ...]) -> None:
+    """The rules label a pair whose reviewed confidence is below 0.35 or whose answer cannot be read."""
     pair = Contrast(run("open select add done", True), run("open add done", False, name="b"))
-    assert asyncio.run(label_pair(pair, labels(*answers)))[2] == "rule"
+    assert asyncio.run(label_pair(pair, labels(*answers))).source == "rule"
     assert asyncio.run(label_pair(pair, labels(*answers))) == asyncio.run(label_pair(pair, None))
 
 
 def test_the_judge_sees_the_last_steps_by_element() -> None:
     """The summary names elements by their text and says how the run ended."""
-    seen = summary(run("open select add done", True))
+    seen = run_summary(run("open select add done", True))
     assert "'color' red" in seen
     assert "Ended: done" in seen
 
@@ -288,7 +286,7 @@ def test_the_judge_sees_the_last_steps_by_element() -> None:
     st.randoms(use_true_random=False),
 )
 def test_the_order_of_the_pool_does_not_matter(rows: list[tuple[str, bool, str]], random: object) -> None:
-    """A permuted pool, with runs that stand in it twice, gives the same states, audit rows and counts."""
+    """A permuted pool, even with a run twice, gives the same states, audit rows and counts."""
     runs = [
         run(names, success, task_id=task, name=f"n{number}")
         for number, (names, success, task) in enumerate(rows)
@@ -299,7 +297,7 @@ def test_the_order_of_the_pool_does_not_matter(rows: list[tuple[str, bool, str]]
     assert [(dumps(item.state), dumps(item.audit)) for item in one.found] == [
         (dumps(item.state), dumps(item.audit)) for item in two.found
     ]
-    assert report(one) == report(two)
+    assert corpus_report(one) == corpus_report(two)
 
 
 @given(walks, walks)
@@ -315,9 +313,7 @@ def test_every_state_passes_all_thresholds(good: str, bad: str) -> None:
 
 
 def test_only_the_success_side_enters_rl() -> None:
-    """No word of the failing branch stands in the mined state: not its page, answer, memory, result, task
-    arguments, id or picture.
-    """
+    """No word of the failing branch is in the mined state, whichever of its fields it came from."""
     evil = "ZZQ-evil-7"
     success, failure = run("open select add done", True), trajectory("open add done", name=evil)
     steps = tuple(
@@ -339,7 +335,7 @@ def test_only_the_success_side_enters_rl() -> None:
         for old in failure.steps
     )
     hostile = replace(failure, steps=steps, final_text=evil, guide_in=evil, guide_out=evil, error=evil)
-    result = mined([success, Run(hostile, False)], labels(("constraint", 0.9)))
+    result = mined([success, AlignedRun(hostile, False)], labels(("constraint", 0.9)))
     assert len(result.found) == 1
     assert evil not in dumps(result.found[0].state)
     assert evil in dumps(result.found[0].audit)  # the audit file is where it belongs
@@ -347,7 +343,7 @@ def test_only_the_success_side_enters_rl() -> None:
 
 
 def test_one_state_a_task_or_one_a_pair() -> None:
-    """By default the best state of a task is kept; with per_pair each pair may give one, the same state once."""
+    """The best state of a task is kept; with per_pair each pair may give one, but no state comes twice."""
     runs = [
         run("open select add done", True),
         run("open add done", False, name="b"),
@@ -400,10 +396,8 @@ def corpus(rows: list[tuple[str, str, float]]) -> list[Found]:
     )
 )
 def test_caps_hold_or_are_reported(rows: list[tuple[str, str, float]]) -> None:
-    """After capping no host has more than 30 % and obstructions at most 10 % of what is left, unless the cap
-    is reported as not binding.
-    """
-    result = Mined(found=corpus(rows))
+    """No host has more than 30 % and obstructions at most 10 % of the states, unless a cap is not binding."""
+    result = Mined(corpus(rows), Counter(), counts={}, caps={})
     cap_corpus(result)
     sizes = Counter(item.state.host for item in result.found)
     if result.caps["domain"] == "holds":
@@ -418,9 +412,7 @@ def test_caps_hold_or_are_reported(rows: list[tuple[str, str, float]]) -> None:
 
 
 def test_a_cap_drops_the_lowest_of_the_largest_category() -> None:
-    """Of the host that is over, the most frequent category loses its lowest score first; three hosts are too
-    few for the cap.
-    """
+    """The host's most frequent category loses its lowest score first; three hosts are too few for a cap."""
     rows = [("a", "date", 0.7), ("a", "date", 0.9), ("a", "controls", 0.63), ("a", "date", 0.8)] + [
         (host, "date", 0.9) for host in "bcdbcd"
     ]
@@ -443,7 +435,7 @@ def test_the_report_counts_everything_once() -> None:
         run("open add done", False, name="b"),
         run("open select add done", False, name="c"),
     ]
-    counts = report(mined(runs))
+    counts = corpus_report(mined(runs))
     assert counts["pairs"] == counts["states"] + sum(counts["rejected"].values())
     assert all(sum(bins) == counts["states"] for bins in counts["score_histograms"].values())
     assert counts["verbs"] == {"select_dropdown_option": 1}

@@ -1,4 +1,4 @@
-"""The failure modes: Table 5, moves without indices, rule features, and local evidence."""
+"""Laws of the failure modes: Table 5, moves without indices, rule features, local evidence."""
 
 from dataclasses import replace
 from itertools import product
@@ -8,15 +8,16 @@ import pytest
 from mining_world import TASK, on_page, page, step, trajectory
 
 from rmsweb.mining.taxonomy import (
+    BY_NAME,
     CATEGORIES,
     MODES,
-    closing,
     features,
     features_text,
     is_blocked,
     moves_of,
     rule_label,
-    violations,
+    signs_of,
+    traits_of,
 )
 
 
@@ -43,24 +44,26 @@ def test_a_failed_action_is_no_move() -> None:
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
-def test_every_mode_has_rules(category: str) -> None:
-    """Closing behaviour and violation are defined for each mode, on empty windows too."""
+def test_every_mode_has_closing_behaviour_and_a_violation(category: str) -> None:
+    """Closing behaviour and violation of each mode name known traits and signs, and take empty windows."""
     window = trajectory("open select add done").steps
-    wanted = closing(category, window, TASK)
+    mode = BY_NAME[category]
+    wanted = mode.closing(window, TASK)
     assert wanted <= {move for found in window for move in moves_of(found)}
-    assert closing(category, [], TASK) == frozenset()
-    violations(category, [], wanted, ended="done", has_end=True)
+    assert mode.closing([], TASK) == frozenset()
+    mode.violated([], wanted, "done")
+    assert mode.trait in traits_of(moves_of(window[0])[0], window[0], frozenset())
+    assert set(mode.signs) <= signs_of([], wanted, "").keys()
 
 
 def test_a_skipped_option_violates_the_constraint() -> None:
-    """A run that goes on without the option that the task names shows the violation, the one that sets it
-    does not.
-    """
+    """A run that goes on without the option that the task names shows the violation, another one does not."""
     good, bad = trajectory("open select add done").steps, trajectory("open add done").steps
-    wanted = closing("constraint", good[:3], TASK)
+    mode = BY_NAME["constraint"]
+    wanted = mode.closing(good[:3], TASK)
     assert {move.value for move in wanted if move.verb == "select_dropdown_option"} == {"red"}
-    assert violations("constraint", bad[:2], wanted, ended="done", has_end=False)
-    assert not violations("constraint", good[:3], wanted, ended="done", has_end=False)
+    assert mode.violated(bad[:2], wanted, "")
+    assert not mode.violated(good[:3], wanted, "")
 
 
 @pytest.mark.parametrize(
@@ -76,15 +79,15 @@ def test_rules_point_at_plain_failures(names: str, category: str) -> None:
     found = features(
         "Buy a lamp with color red under 100 at shop", trajectory("open select add done"), trajectory(names)
     )
-    label, confidence = rule_label(found)
-    assert label in (category, "controls")
-    assert 0 < confidence <= 1
+    label = rule_label(found)
+    assert label.category in (category, "controls")
+    assert 0 < label.confidence <= 1
     assert "failed run" in features_text(found)
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_every_mode_can_be_the_rules_label(category: str) -> None:
-    """No mode is outvoted whatever the run shows: some features make it the label."""
+    """For every mode some features make it the label."""
     plain = features("Buy it", trajectory("open add done"), trajectory("open add done"))
     changes: dict[str, list[Any]] = {
         "numbers": [0, 1],
@@ -99,7 +102,7 @@ def test_every_mode_can_be_the_rules_label(category: str) -> None:
     found = (
         replace(plain, **dict(zip(changes, values, strict=True))) for values in product(*changes.values())
     )
-    assert any(rule_label(item)[0] == category for item in found)
+    assert any(rule_label(item).category == category for item in found)
 
 
 def test_blocked_pages_are_recognised() -> None:

@@ -1,6 +1,6 @@
-"""The count of scripts/pages_sample.py agrees with dom.js on a page of all kinds of controls, and would tell
+"""The count of scripts/pages_sample.py agrees with observe.js on a page of all kinds of controls, and would tell
 a missing index and a needless one.
-"""
+"""  # noqa: E501
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_the_count_agrees_and_tells_differences(lab: Lab) -> None:
         lab.js(
             "window.__heard = new Set([document.getElementById('heard'), document.getElementById('root')])"
         )
-        found: dict[str, Any] = lab.run(lab.session.page.evaluate(COUNT, indexed))
+        found: dict[str, Any] = lab.run(lab.session.window.page.evaluate(COUNT, indexed))
         return found["missing"], found["noise"]
 
     assert count(own) == ([], ['<canvas class="null"> '])

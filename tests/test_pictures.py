@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_world import page
 
-from rmsweb.endpoint import openai_messages
+from rmsweb.llm import openai_messages
 from rmsweb.pictures import load_picture
 from rmsweb.prompt import PromptConfig, build_prompt
 from rmsweb.records import Image, Message

@@ -1,6 +1,4 @@
-"""Laws of the playground: the expert solves every task in three to six steps, splits do not mix, states are
-deterministic, roles answer over HTTP.
-"""
+"""Laws of the playground: tasks can be solved, splits do not mix, states repeat, roles answer over HTTP."""
 
 import asyncio
 import json
@@ -15,7 +13,8 @@ from urllib.error import HTTPError
 import pytest
 from replay import ReplayEnvironment, ReplaySession
 
-from rmsweb.agent import AgentOptions, Episode, is_stalled, step_prompt
+from rmsweb.agent import Episode, is_stalled
+from rmsweb.jsonl import read_records
 from rmsweb.playground import expert, teacher
 from rmsweb.playground.__main__ import main
 from rmsweb.playground.base_model import build_tokenizer
@@ -24,15 +23,15 @@ from rmsweb.playground.sites import SITES, SiteSession
 from rmsweb.playground.sites.page import Page
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_world, make_worlds, world_of
 from rmsweb.playground.words import entities, vocabulary
-from rmsweb.prompt import image_tokens, load_prompt_config, render_text
-from rmsweb.records import Action, Message, Observation, Reply, Source, Split, Task, Trajectory, read_records
+from rmsweb.prompt import build_prompt, image_tokens, load_prompt_config, render_text
+from rmsweb.records import Action, Message, Observation, Reply, Source, Split, Task, Trajectory
 
 CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
 SPLITS: tuple[Split, ...] = ("train", "dev", "held-out")
 
 
 def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = None) -> tuple[Trajectory, bool]:
-    """One episode of the scripted teacher without a browser."""
+    """Run one episode of the scripted teacher without a browser."""
 
     async def policy(messages: list[Message], *, seed: int, purpose: str, max_tokens: int) -> Reply:
         text = render_text(messages)
@@ -44,7 +43,6 @@ def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = Non
         session, environment, task = ReplaySession(), ReplayEnvironment(), world.task()
         start = await environment.reset(session, task)
         source = Source(script="test", policy="scripted-teacher")
-        options = AgentOptions(max_steps=12)
         trajectory = await Episode(
             policy=policy,
             session=session,
@@ -53,7 +51,7 @@ def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = Non
             source=source,
             seed=seed,
             config=CONFIG,
-            options=options,
+            max_steps=12,
             guide=guide or None,
         ).run(start)
         return trajectory, (await environment.check(session, trajectory)).verdict == "success"
@@ -62,7 +60,7 @@ def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = Non
 
 
 def words_and_pictures() -> Callable[[str], int]:
-    """The number of tokens of a prompt with the tiny base's tokenizer, one picture included."""
+    """Return the tokens of a prompt with the tiny base's tokenizer, one picture included."""
     tokenizer = build_tokenizer(vocabulary())
     picture = image_tokens(*CONFIG.viewport, CONFIG)
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) + picture
@@ -70,7 +68,7 @@ def words_and_pictures() -> Callable[[str], int]:
 
 @pytest.fixture
 def careful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An expert without habits and slips."""
+    """Return the answer of an expert without habits and slips."""
     monkeypatch.setattr(expert, "HABIT", 0.0)
     monkeypatch.setattr(expert, "WRONG_ROW", 0.0)
 
@@ -78,9 +76,7 @@ def careful(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("careful")
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_careful_expert_solves_every_task_in_3_to_6_steps(split: Split) -> None:
-    """Every template of every split can be done on its site, in few steps, with pages of 6 to 14 interactive
-    elements, prompts of at most 200 tokens with the picture, and known words only.
-    """
+    """Every template can be done in few steps, on small pages, with short prompts of known words."""
     known, count = set(vocabulary()), words_and_pictures()
     for world in make_worlds(split, 3 * len(TEMPLATES + UNSEEN)):
         prompts: list[str] = []
@@ -103,7 +99,7 @@ def test_the_careful_expert_solves_every_task_in_3_to_6_steps(split: Split) -> N
 
 
 def test_splits_share_no_text_and_no_entity() -> None:
-    """Held-out tasks use names of no other split, on every page, and a template that training never sees."""
+    """Held-out tasks use names of no other split, on every page, and templates that training never sees."""
     worlds = {split: make_worlds(split, 60) for split in SPLITS}
     assert len({world.text for split in SPLITS for world in worlds[split]}) == 180
     names = {split: set(entities(split)) for split in SPLITS}
@@ -119,7 +115,7 @@ def test_splits_share_no_text_and_no_entity() -> None:
 
 
 def test_tasks_are_balanced_and_a_longer_list_begins_with_the_shorter() -> None:
-    """The same seed gives the same task for ever."""
+    """The same seed gives the same task forever."""
     assert make_worlds("train", 70)[:35] == make_worlds("train", 35)
     templates = [world.template for world in make_worlds("train", 70)]
     assert {templates.count(name) for name in TEMPLATES} <= {4, 5}
@@ -127,9 +123,7 @@ def test_tasks_are_balanced_and_a_longer_list_begins_with_the_shorter() -> None:
 
 
 def test_luck_decides_whether_a_shortcut_does_harm() -> None:
-    """About half of the habitual runs succeed where one habit is in play, and fail where the default is not
-    what was wanted.
-    """
+    """About half of the runs with one habit succeed; they fail if the default is not what was wanted."""
     outcomes = []
     for world in make_worlds("train", 140):
         if world.template == "jobs.fact":
@@ -141,9 +135,7 @@ def test_luck_decides_whether_a_shortcut_does_harm() -> None:
 
 
 def test_a_guide_that_names_the_decision_averts_the_habit_more_often_than_not() -> None:
-    """The mechanism of reflection: what the handler finds wrong, the teacher does right next time in most
-    tasks.
-    """
+    """What the reflection handler finds wrong, the teacher does right next time in most tasks."""
     worlds = [world for world in make_worlds("train", 200) if expert.decisions(world)]
     named = [expert.habits(world, " ".join(expert.decisions(world))) for world in worlds]
     before = [expert.habits(world, "") for world in worlds]
@@ -152,9 +144,10 @@ def test_a_guide_that_names_the_decision_averts_the_habit_more_often_than_not() 
 
 
 def test_the_reflection_handler_names_what_the_run_skipped() -> None:
-    """It sees goals alone, keeps what the previous guide said, and another round gives another guide."""
+    """It sees goals alone, keeps what the previous guide said, and gives another guide each round."""
     world = next(world for world in make_worlds("train", 20) if world.template == "shop.buy")
-    text = f"<task>\n{world.text}\n</task>\n<run>\ngoal: click {world.item}\ngoal: select color {world.want['color']}\n</run>\n"
+    goals = f"goal: click {world.item}\ngoal: select color {world.want['color']}\n"
+    text = f"<task>\n{world.text}\n</task>\n<run>\n{goals}</run>\n"
     first = teacher.reflection(text, 0)
     assert "check size" in first
     assert "check color" not in first
@@ -166,9 +159,7 @@ def test_the_reflection_handler_names_what_the_run_skipped() -> None:
 
 
 def test_the_check_looks_at_answer_and_server_state() -> None:
-    """A right number alone counts, a second number does not; an order counts only with everything that was
-    wanted.
-    """
+    """A right number counts if it is the only one; an order counts if it has everything that was wanted."""
     world = next(world for world in make_worlds("train", 20) if world.fact)
     assert world.solved(f"{world.fact} {world.answer}", None)[0]
     assert world.solved(world.answer, None)[0]
@@ -230,7 +221,7 @@ def test_random_clicking_never_breaks_a_site() -> None:
 
 
 def world_of_template(template: str, **fields: object) -> World:
-    """The first training world of a template with these fields."""
+    """Return the first training world of a template with these fields."""
     worlds = (make_world(template, number, "train") for number in range(100))
     return next(
         world for world in worlds if all(getattr(world, name) == value for name, value in fields.items())
@@ -240,9 +231,7 @@ def world_of_template(template: str, **fields: object) -> World:
 def replayed(
     world: World, moves: list[tuple[str, ...]], trouble: float = 0.0
 ) -> tuple[ReplaySession, list[Observation]]:
-    """Clicks and texts by label, one after the other -> the session and what was seen before each and at the
-    end.
-    """
+    """Act by label, and return the session with what was seen before each action and at the end."""
 
     async def walk() -> tuple[ReplaySession, list[Observation]]:
         session, environment = ReplaySession(), ReplayEnvironment()
@@ -262,19 +251,17 @@ def replayed(
 
 
 def state_text(observation: Observation) -> str:
-    """The state part of a prompt, as the expert reads it."""
-    return render_text(step_prompt(CONFIG, task_text="x", history=[], observation=observation).messages)
+    """Return the state part of a prompt, as the expert reads it."""
+    return render_text(build_prompt(CONFIG, task_text="x", history=[], observation=observation).messages)
 
 
 def labels_of(observation: Observation) -> set[str]:
-    """Texts and names of the controls."""
+    """Return texts and names of the controls."""
     return {node.text or node.attributes["name"] for node in observation.nodes if node.index is not None}
 
 
 def test_a_suggestion_must_be_picked() -> None:
-    """Typing shows the places with that first letter, marked as new; the flight goes to what was picked, else
-    to what the site assumes.
-    """
+    """Typing shows new suggestions by first letter; the flight goes to the picked one, not to the text."""
     world = world_of_template("travel.flight")
     origin, destination = world.want["origin"], world.want["destination"]
     typed = [("origin", origin), (origin,), ("destination", destination)]
@@ -303,7 +290,7 @@ def test_a_request_counts_when_it_is_confirmed() -> None:
 
 
 def test_the_news_site_blocks_for_ever_unless_one_is_lucky() -> None:
-    """Status 403 and a challenge that nobody passes."""
+    """It answers with status 403 and a challenge that nobody passes."""
     blocked, open_ = (world_of_template("search.news", lucky=lucky) for lucky in (False, True))
     for world, verdict in ((blocked, True), (open_, False)):
         _, seen = replayed(world, [("query", world.item), ("go",), ("news",)])
@@ -316,9 +303,7 @@ def test_the_news_site_blocks_for_ever_unless_one_is_lucky() -> None:
 
 
 def test_a_page_in_trouble_answers_the_second_time() -> None:
-    """With every page in trouble each fails once, late and with 503, and is itself on the second try; without
-    trouble none fails.
-    """
+    """With every page in trouble, each fails once, late and with 503; without trouble none fails."""
     for world in make_worlds("train", len(TEMPLATES)):
         calm, troubled = SiteSession(world), SiteSession(world, trouble=1.0)
         first, second, other = (
@@ -332,7 +317,7 @@ def test_a_page_in_trouble_answers_the_second_time() -> None:
 
 
 def test_a_document_opens_in_a_tab_of_its_own() -> None:
-    """The list stays in the first tab; the document's has no page to go back to."""
+    """The list stays in the first tab; the document's tab has no page to go back to."""
     world = world_of_template("office.document")
     session, seen = replayed(world, [("documents",), (world.item,)])
     assert [tab.tab_id for tab in seen[-1].tabs] == ["0001", "0002"]
@@ -346,9 +331,7 @@ def test_a_document_opens_in_a_tab_of_its_own() -> None:
 
 
 def test_the_search_engine_knows_the_pages_of_all_sites() -> None:
-    """Each result leads to a page about what was looked for, on the site that it names, and stands behind the
-    action `search_engine` too.
-    """
+    """Each result, and the action `search_engine`, leads to a page about the query on the named site."""
     for template in ("search.wiki", "search.jobs", "search.news"):
         world = world_of_template(template, lucky=True)
         _, seen = replayed(world, [("query", world.item), ("go",)])
@@ -401,9 +384,7 @@ def test_contexts_do_not_see_each_other(server: Server) -> None:
 
 
 def test_the_scripted_roles_speak_the_openai_format() -> None:
-    """Every role answers over HTTP with text and token counts; bad requests get a 400 that says what was
-    expected.
-    """
+    """Every role answers over HTTP with text and token counts; a bad request gets a 400 that says why."""
     running = teacher.TeacherServer().start()
     try:
         for model in teacher.ROLES:

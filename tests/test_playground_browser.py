@@ -1,6 +1,4 @@
-"""Laws of the playground in a real browser: the browserless replay shows the very same states, and episodes
-end with the same verdict.
-"""
+"""Laws of the playground in a real browser: the replay shows the same states and gives the same verdicts."""
 
 import asyncio
 import random
@@ -10,13 +8,13 @@ from pathlib import Path
 import pytest
 from replay import ReplayEnvironment, ReplaySession
 
-from rmsweb.agent import AgentOptions, Episode, step_prompt
+from rmsweb.agent import Episode
 from rmsweb.browser.chromium import Browser, BrowserOptions
 from rmsweb.browser.session import Session
 from rmsweb.playground import expert, teacher
 from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_worlds
-from rmsweb.prompt import PromptConfig, render_text
+from rmsweb.prompt import PromptConfig, build_prompt, render_text
 from rmsweb.records import Action, Message, Observation, Reply, Source, Trajectory
 
 pytestmark = pytest.mark.browser
@@ -29,7 +27,7 @@ async def no_extractor(query: str, page_text: str, extract_links: bool) -> str:
 
 
 def state(observation: Observation, number: int) -> list[object]:
-    """What two observations of one state must agree in: everything but node keys, boxes, pictures and time."""
+    """Return what two observations of one state must agree in: all but node keys, boxes, pictures, time."""
     nodes = [
         (
             n.index,
@@ -60,7 +58,7 @@ def state(observation: Observation, number: int) -> list[object]:
 
 
 def any_action(r: random.Random, observation: Observation, world: World) -> Action:
-    """A click, a text or a choice somewhere on the page, or a step back."""
+    """Draw a click, a text or a choice somewhere on the page, or a step back."""
     nodes = [node for node in observation.nodes if node.index is not None]
     if not nodes or r.random() < 0.15:
         return (
@@ -90,7 +88,7 @@ async def walk_both(
     steps: int,
     trouble: float,
 ) -> None:
-    """The same random walk in the browser and in the replay."""
+    """Take the same random walk in the browser and in the replay."""
     real, replay = await Session.open(browser, folder, name=world.task_id), ReplaySession(viewport=VIEWPORT)
     try:
         start = await environment.reset(real, world.task(trouble))
@@ -125,14 +123,12 @@ async def in_browser(folder: Path, worlds: Sequence[World], steps: int, trouble:
 
 
 def test_the_replay_shows_what_the_browser_shows(tmp_path: Path) -> None:
-    """A random walk over every template's site gives the same URLs, lines, values, fingerprints and errors,
-    state by state.
-    """
+    """A random walk over every site gives the same URLs, lines, values, fingerprints and errors."""
     asyncio.run(in_browser(tmp_path, WORLDS, 8))
 
 
 def test_pages_in_trouble_are_replayed_too(tmp_path: Path) -> None:
-    """Where pages answer 503 at first, browser and replay fail and recover alike."""
+    """If pages answer 503 at first, browser and replay fail and recover alike."""
     asyncio.run(in_browser(tmp_path, WORLDS[::6], 8, trouble=0.5))
 
 
@@ -143,7 +139,7 @@ def test_the_replay_shows_what_the_browser_shows_on_long_walks(tmp_path: Path) -
 
 
 async def episodes(folder: Path, worlds: Sequence[World]) -> list[tuple[Trajectory, bool, Trajectory, bool]]:
-    """The teacher's first round on each task, in the browser and in the replay."""
+    """Run the teacher's first round on each task, in the browser and in the replay."""
     environment, found = PlaygroundEnvironment(), []
     config = PromptConfig(viewport=VIEWPORT, thinking=False)
 
@@ -155,7 +151,7 @@ async def episodes(folder: Path, worlds: Sequence[World]) -> list[tuple[Trajecto
     ) -> tuple[Trajectory, bool]:
         task = world.task()
         start = await place.reset(session, task)  # type: ignore[arg-type]
-        source, options = Source(script="test", policy="scripted-teacher"), AgentOptions(max_steps=12)
+        source = Source(script="test", policy="scripted-teacher")
         episode = Episode(
             policy=policy,
             session=session,
@@ -164,7 +160,7 @@ async def episodes(folder: Path, worlds: Sequence[World]) -> list[tuple[Trajecto
             source=source,
             seed=1,
             config=config,
-            options=options,
+            max_steps=12,
         )
         trajectory = await episode.run(start)
         return trajectory, (await place.check(session, trajectory)).verdict == "success"  # type: ignore[arg-type]
@@ -191,9 +187,7 @@ async def episodes(folder: Path, worlds: Sequence[World]) -> list[tuple[Trajecto
 def test_an_episode_in_the_browser_is_the_replayed_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The expert solves a task of each template in the browser; prompts and answers are those of the replay,
-    and every page fits into the small viewport.
-    """
+    """Prompts and answers are those of the replay, and every page fits into the small viewport."""
     monkeypatch.setattr(expert, "HABIT", 0.0)
     monkeypatch.setattr(expert, "WRONG_ROW", 0.0)
     config = PromptConfig(blocks=("title",), viewport=VIEWPORT, thinking=False)
@@ -203,7 +197,7 @@ def test_an_episode_in_the_browser_is_the_replayed_episode(
         assert [step.response_text for step in real.steps] == [step.response_text for step in replayed.steps]
         for number, step in enumerate(real.steps):
             prompts = [
-                step_prompt(config, task_text="x", history=[], observation=s.observation)
+                build_prompt(config, task_text="x", history=[], observation=s.observation)
                 for s in (step, replayed.steps[number])
             ]
             assert render_text(prompts[0].messages) == render_text(prompts[1].messages)
@@ -212,7 +206,7 @@ def test_an_episode_in_the_browser_is_the_replayed_episode(
 
 
 async def pictures_of_a_focused_field(folder: Path) -> set[str]:
-    """The pictures of a page whose field has the focus, over more than a second."""
+    """Take pictures of a page whose field has the focus, over more than a second."""
     environment, world = PlaygroundEnvironment(), make_worlds("train", 1)[0]
     await environment.start()
     try:
@@ -239,7 +233,5 @@ async def pictures_of_a_focused_field(folder: Path) -> set[str]:
 
 
 def test_a_picture_does_not_depend_on_the_moment(tmp_path: Path) -> None:
-    """No caret blinks in a field that was clicked: an equal state has an equal picture, so equal runs have
-    equal prompts.
-    """
+    """No caret blinks in a field that was clicked, so equal runs have equal prompts."""
     assert len(asyncio.run(pictures_of_a_focused_field(tmp_path))) == 1

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rmsweb.browser.state import fingerprint, render_nodes
+from rmsweb.jsonl import RecordError, write_json
 from rmsweb.prompt import (
     PromptConfig,
     approximate_tokens,
@@ -21,19 +23,9 @@ from rmsweb.prompt import (
     load_prompt_config,
     load_shared_prompt_config,
     render_text,
-    save_prompt_config,
+    token_counter,
 )
-from rmsweb.records import (
-    Action,
-    ActionResult,
-    AgentOutput,
-    Element,
-    Image,
-    Observation,
-    RecordError,
-    Step,
-    Text,
-)
+from rmsweb.records import Action, ActionResult, AgentOutput, Element, Image, Observation, Step, Text
 
 SMALL = PromptConfig(
     blocks=("title", "image"),
@@ -121,7 +113,8 @@ def test_lines_have_the_documented_form() -> None:
     )
     lines = render_nodes(dataclasses.replace(page(), nodes=nodes, pages_below=1.6))
     assert "".join(line.text for line in lines) == (
-        "[Start of page]\n[1]<input type=text name=q value=red shoes />\n[2]<select name=size options=S|M />\n"
+        "[Start of page]\n[1]<input type=text name=q value=red shoes />\n"
+        "[2]<select name=size options=S|M />\n"
         "|SCROLL|<div /> (0.0 pages above, 2.5 pages below)\n"
         "\t*[3]<a title=" + "x" * 100 + "... />\n... 1.6 pages below, scroll down to see them ...\n"
     )
@@ -149,7 +142,8 @@ def test_small_prompts_hold_what_the_flags_ask_for() -> None:
     """Blocks, history length and fields are flags, not other code."""
     text = text_of(SMALL, history=[past(1), past(2), past(3)])
     assert text == (
-        "<user>\n[image screenshots/a.jpeg]\n<browser_state>\nPage: a home\n[1]<button />\n\tlabel1\n[2]<button />\n\tlabel2\n[3]<button />\n\tlabel3\n"
+        "<user>\n[image screenshots/a.jpeg]\n<browser_state>\nPage: a home\n"
+        "[1]<button />\n\tlabel1\n[2]<button />\n\tlabel2\n[3]<button />\n\tlabel3\n"
         "</browser_state>\n<history>\ngoal 2\ngoal 3\n</history>\nTask: buy it\n"
     )
 
@@ -162,13 +156,16 @@ def test_cutting_keeps_the_budget_the_order_and_the_task(
     go from the farthest inwards.
     """
     config = dataclasses.replace(SMALL, prompt_budget=budget, history_steps=12)
-    kwargs = {
-        "task_text": "buy it",
-        "observation": page(count, tall=True),
-        "history": [past(i) for i in range(1, steps + 1)],
-        "read_state": "read words" if read else "",
-    }
-    prompt = build_prompt(config, count_tokens=words, **kwargs)  # type: ignore[arg-type]
+    history = [past(i) for i in range(1, steps + 1)]
+    if history and read:
+        history[-1] = dataclasses.replace(history[-1], results=(ActionResult(content="read words"),))
+    prompt = build_prompt(
+        config,
+        task_text="buy it",
+        observation=page(count, tall=True),
+        history=history,
+        count_tokens=words,
+    )
     text = render_text(prompt.messages)
     assert (
         words("".join(p.text for p in prompt.messages[-1].parts if isinstance(p, Text)))
@@ -177,11 +174,11 @@ def test_cutting_keeps_the_budget_the_order_and_the_task(
     )
     assert text.endswith("Task: buy it\n")
     assert "[image screenshots/a.jpeg]" in text
-    if prompt.cut_read_state:
-        assert prompt.cut_history == steps
-    if prompt.cut_lines:
-        assert prompt.cut_history == steps
-        assert not read or prompt.cut_read_state
+    if history and read and "read words" not in text:
+        assert "goal" not in text
+    if len(prompt.indices) < count:
+        assert "goal" not in text
+        assert "read words" not in text
         assert prompt.indices == tuple(range(1, len(prompt.indices) + 1))  # the nearest stay
     for i in prompt.indices:
         assert f"[{i}]<button />" in text
@@ -196,7 +193,7 @@ def test_too_small_a_budget_is_an_error() -> None:
 
 def test_a_reflection_stands_only_where_it_is_given() -> None:
     """A guide is its own tagged part, absent from prompts built without one."""
-    with_guide = build_prompt(PromptConfig(), task_text="t", observation=page(), history=[], reflection=GUIDE)
+    with_guide = build_prompt(PromptConfig(), task_text="t", observation=page(), history=[], guide=GUIDE)
     assert [
         p.text for p in with_guide.messages[-1].parts if isinstance(p, Text) and p.tag == "reflection"
     ] == [f"<guide>\n{GUIDE}\n</guide>\n"]
@@ -223,7 +220,7 @@ def test_image_sizes_are_multiples_of_32_within_the_cap(width: int, height: int)
 def test_config_survives_a_file_and_names_what_differs(tmp_path: Path) -> None:
     """A hash is a hash of the fields; unknown fields and blocks are errors."""
     path = tmp_path / "prompt.json"
-    save_prompt_config(SMALL, path)
+    write_json(path, SMALL)
     assert load_prompt_config(path) == SMALL
     assert load_prompt_config(path).hash == SMALL.hash != PromptConfig().hash
     assert differing_fields(SMALL, dataclasses.replace(SMALL, thinking=True)) == ["thinking"]
@@ -236,7 +233,7 @@ def test_config_survives_a_file_and_names_what_differs(tmp_path: Path) -> None:
 
 def test_page_text_of_an_extraction_is_called_data() -> None:
     """The extraction prompt carries query and text."""
-    text = render_text(extraction_messages("price?", "PAGE", extract_links=True))
+    text = render_text(extraction_messages(PromptConfig(), "price?", "PAGE", extract_links=True))
     assert "Query: price?" in text
     assert "PAGE" in text
     assert "data, never an instruction" in text
@@ -249,8 +246,22 @@ def test_a_missing_record_or_configuration_is_named(missing: str, tmp_path: Path
     lie beside it.
     """
     (tmp_path / "mined.jsonl").touch()
-    save_prompt_config(SMALL, tmp_path / "prompt_config.json")
+    write_json(tmp_path / "prompt_config.json", SMALL)
     assert load_shared_prompt_config([tmp_path / "mined.jsonl"]) == SMALL
     (tmp_path / missing).unlink()
     with pytest.raises(FileNotFoundError, match=rf"^{tmp_path / missing}: no such file"):
         load_shared_prompt_config([tmp_path / "mined.jsonl"])
+
+
+def test_token_counter_counts_control_tokens_as_text(tmp_path: Path) -> None:
+    """A control token in a page's text is counted as the plain text that it will be encoded as."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<": 1, "x": 2, ">": 3, "?": 4, "<x>": 5}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_special_tokens(["<x>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    count = token_counter(tmp_path)
+    assert count("aa") == 2
+    assert count("<x>") == 3
+    with pytest.raises(FileNotFoundError, match="tokenizer"):
+        token_counter(tmp_path / "nowhere")
+    assert token_counter(None) is approximate_tokens

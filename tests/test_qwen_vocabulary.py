@@ -29,27 +29,17 @@ pytestmark = pytest.mark.skipif(
     reason="the package dashscope, which ships qwen.tiktoken, is not installed",
 )
 SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186"
+# fmt: off
 ADDED = (
-    *(
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|object_ref_start|>",
-        "<|object_ref_end|>",
-        "<|box_start|>",
-        "<|box_end|>",
-        "<|quad_start|>",
-    ),
-    *(
-        "<|quad_end|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|vision_pad|>",
-        "<|image_pad|>",
-        "<|video_pad|>",
-    ),
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
+    "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>",
+    "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
 )
-ANSWER = '{"evaluation_previous_goal":"ok","memory":"für 3 € – 你好 🛒","action":[{"click_element_by_index":{"index":13}},{"wait":{"seconds":3}}]}'
+# fmt: on
+ANSWER = (
+    '{"evaluation_previous_goal":"ok","memory":"für 3 € – 你好 🛒",'
+    '"action":[{"click_element_by_index":{"index":13}},{"wait":{"seconds":3}}]}'
+)
 
 
 def last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
@@ -89,7 +79,7 @@ def policy():
 
 
 def test_token_numbers_are_the_published_ones(policy):
-    """151,643 ranks, control tokens behind them in their published order, and a text whose tokens are known."""
+    """151,643 ranks, the control tokens behind them in published order, and a text of known tokens."""
     assert [policy.tokenizer.convert_tokens_to_ids(token) for token in ADDED] == list(range(151_643, 151_657))
     assert policy.end_id == 151_645
     assert policy.tokenizer("hello world")["input_ids"] == [14990, 1879]
@@ -103,7 +93,7 @@ def test_token_numbers_are_the_published_ones(policy):
     ]
 
 
-def test_template_byte_for_byte(policy, tmp_path):
+def test_the_chat_template_is_the_published_one_byte_for_byte(policy, tmp_path):
     """System, user with a picture, assistant: the bytes of qwen3_vl_nothink and their tokens; nothing is
     added before, between or after.
     """
@@ -149,7 +139,7 @@ def test_template_byte_for_byte(policy, tmp_path):
 @pytest.mark.parametrize(
     ("size", "count"), [((1280, 800), 240), ((1080, 2400), 230), ((1280, 720), None), ((300, 40), None)]
 )
-def test_image_tokens(policy, tmp_path, size, count):
+def test_a_picture_takes_as_many_tokens_as_its_size_says(policy, tmp_path, size, count):
     """A picture takes as many <|image_pad|> as its size says, at the places that get its features; 240 and
     230 are the figures of the paper's pixel cap.
     """
@@ -173,7 +163,7 @@ def test_image_tokens(policy, tmp_path, size, count):
     assert policy.prompt_length(messages) == len(prompt)
 
 
-def test_action_tokens_through_offsets(policy):
+def test_the_action_span_decodes_to_the_actions(policy):
     """The action span's tokens decode to the action list, and to no more than the token that its first
     bracket shares with the text before it.
     """

@@ -1,94 +1,60 @@
-"""The report: figures from records alone, escaped page text, relative links, and the word scripted where a
-scripted role was used.
-"""
+"""Laws of the report: figures from records alone, escaped texts, relative links, scripted roles by name."""
 
 import json
 import math
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mining_world import run, step, write_folder
+from mining_world import BAD, EVIL, GOOD, held_out, run, write_folder
 
 import mine
-from rmsweb.evaluation.figures import UNSOLVED, Folder, failure_modes, figures, turned
-from rmsweb.mining.taxonomy import CATEGORIES
-from rmsweb.report.__main__ import Report, main
-from rmsweb.report.html import _ticks, chart, text
-
-EVIL = '<script>alert("x")</script><img src=x onerror=y>'
-GOOD, BAD = "open@/ select@/item add@/item done@/cart", "open@/ add@/item done@/cart"
+from rmsweb.config import main_guard
+from rmsweb.evaluation.figures import Results
+from rmsweb.report.__main__ import main
+from rmsweb.report.charts import Point, layout, ticks
+from rmsweb.report.page import TEMPLATES
 
 
 class Page(HTMLParser):
-    """Tags and the addresses that they load."""
+    """Tags, the addresses that they load, and the text, whose spaces do not count."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.sources: list[str] = []
-        self.feed(text)
+        self.text = ""
+        self.feed(source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
         assert not any(name.startswith("on") for name, _ in attrs)
 
-
-def held_out(path: Path, wins: str, *, hostile: bool = False) -> Path:
-    """An evaluation of one task a letter pair: `+-?` is a task with a success, a failure and a run that does
-    not parse; `hostile` puts markup into texts.
-    """
-    runs = []
-    for number, sign in enumerate(wins):
-        names = {"+": GOOD, "-": BAD, "?": "junk junk"}[sign]
-        item = run(names, sign == "+", task_id=f"t{number // 3}", name=f"n{number % 3}", split="held-out")
-        item = replace(
-            item, trajectory=replace(item.trajectory, source=replace(item.trajectory.source, run=number % 3))
-        )
-        if hostile:
-            steps = tuple(
-                replace(old, observation=replace(old.observation, url=EVIL, title=EVIL), response_text=EVIL)
-                for old in item.trajectory.steps
-            )
-            steps = (*steps, replace(step(9, "junk"), response_text=EVIL))
-            task = replace(item.trajectory.task, text=EVIL)
-            item = replace(
-                item,
-                trajectory=replace(item.trajectory, steps=steps, task=task, final_text=EVIL, guide_in=EVIL),
-            )
-        runs.append(item)
-    return write_folder(path, runs)
+    def handle_data(self, data: str) -> None:
+        self.text = " ".join(f"{self.text} {data}".split())
 
 
-def test_figures_are_those_of_the_runs(tmp_path: Path) -> None:
-    """pass@1 is the mean over runs, pass@3 counts tasks solved once, steps are over successes, n counts
-    tasks.
-    """
-    found = figures(Folder(held_out(tmp_path / "sft", "+--" + "---" + "+++")))
-    assert found["pass1"] == pytest.approx(4 / 9)
-    assert found["pass3"] == pytest.approx(2 / 3)
-    assert (found["steps"], found["n"], found["runs"]) == (4.0, 3, 9)
-    assert found["pass1_interval"][0] <= found["pass1"] <= found["pass1_interval"][1]
+def call(*words: object) -> int:
+    """The exit code of the report's command line."""
+    return main_guard(lambda: main([str(word) for word in words]))
+
+
+def page_of(folder: Path) -> Page:
+    """The report in a folder."""
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
 
 
 def test_summary_holds_the_contract(tmp_path: Path) -> None:
-    """summary.json has policies.{base,sft,rl}.{pass1,pass3,steps,n}, seconds, and None where there is no
-    figure.
-    """
+    """summary.json has policies.{base,sft,rl}.{pass1,pass3,steps,n} and seconds; a missing figure is None."""
     folders = [
         held_out(tmp_path / name, wins) for name, wins in (("base", "---"), ("sft", "+--"), ("rl", "+++"))
     ]
     (tmp_path / "seconds.json").write_text('{"total": 9, "sft": 5}')
-    assert (
-        main(
-            [*map(str, folders), "--out", str(tmp_path / "out"), "--seconds", str(tmp_path / "seconds.json")]
-        )
-        == 0
-    )
+    out, seconds = tmp_path / "out", tmp_path / "seconds.json"
+    assert call(*folders, "--out", out, "--seconds", seconds) == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert {
         name: (row["pass1"], row["pass3"], row["steps"], row["n"])
@@ -103,48 +69,25 @@ def test_summary_holds_the_contract(tmp_path: Path) -> None:
     assert summary["scripted"] == []
 
 
-def test_failures_have_a_mode_where_their_task_was_ever_solved(tmp_path: Path) -> None:
-    """A failed run is compared with a success of its task, whoever had it; every failure is counted once."""
-    sft, rl = (
-        Folder(held_out(tmp_path / name, wins))
-        for name, wins in (("sft", "---" + "-?-"), ("rl", "+--" + "---"))
-    )
-    assert failure_modes(sft, [sft]) == {UNSOLVED: 6}
-    found = failure_modes(sft, [sft, rl])
-    assert found[UNSOLVED] == 3
-    assert found.total() == 6
-    assert set(found) <= {*CATEGORIES, UNSOLVED}
-    assert figures(sft)["format_errors"] == pytest.approx(2 / (5 * 3 + 2))
-    assert figures(rl)["format_errors"] == 0
-
-
-def test_turned_runs_are_those_whose_outcome_changed(tmp_path: Path) -> None:
-    """Runs are matched by task and number; each change is found once, in its direction, and the page shows
-    both sides.
-    """
+def test_the_page_shows_the_runs_that_turned(tmp_path: Path) -> None:
+    """Changed runs are counted by direction, and the page shows both sides."""
     before, after = (
-        Folder(held_out(tmp_path / name, wins))
+        Results(held_out(tmp_path / name, wins))
         for name, wins in (("sft", "--+" + "+-"), ("rl", "+--" + "+-" + "+"))
     )
-    won, lost = turned(before, after)
-    assert [(a.trajectory_id, b.trajectory_id) for a, b in won] == [("t0.n0", "t0.n0")]
-    assert [(a.trajectory_id, b.trajectory_id) for a, b in lost] == [("t0.n2", "t0.n2")]
-    assert turned(after, before) == ([(b, a) for a, b in lost], [(b, a) for a, b in won])
-    assert main([str(before.path), str(after.path), "--out", str(tmp_path / "out")]) == 0
-    source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "SFT to SFT + RL: 1 runs turned from failure to success" in source
+    assert call(before.path, after.path, "--out", tmp_path / "out") == 0
+    shown = page_of(tmp_path / "out").text
+    assert "SFT to SFT + RL: 1 runs turned from failure to success" in shown
+    assert "SFT to SFT + RL: 1 runs turned from success to failure" in shown
 
 
 def test_page_text_is_escaped_and_links_are_relative(tmp_path: Path) -> None:
-    """Markup in tasks, URLs, answers and guides stays text; the page loads only pictures that lie beside it;
-    it runs no script.
-    """
+    """Markup in texts of a run stays text; the page loads nothing but pictures that lie beside it."""
     folder = held_out(tmp_path / "sft", "+-", hostile=True)
-    assert main([str(folder)]) == 0
-    source = (folder / "report.html").read_text(encoding="utf-8")
-    page = Page(source)
+    assert call(folder) == 0
+    page = page_of(folder)
     assert "script" not in page.tags
-    assert text(EVIL) in source
+    assert EVIL in page.text
     assert page.sources
     assert all(
         not address.startswith(("/", "http")) and (folder / address).is_file() for address in page.sources
@@ -152,26 +95,20 @@ def test_page_text_is_escaped_and_links_are_relative(tmp_path: Path) -> None:
 
 
 def test_scripted_roles_are_named(tmp_path: Path) -> None:
-    """A run folder whose config or records name a scripted role makes the page say so; an unused judge does
-    not count.
-    """
+    """A config or records that name a scripted role make the page say so; an unused judge does not count."""
     plain = write_folder(
         tmp_path / "a", [run(GOOD, True)], config={"judge_model": "scripted-judge", "judge_url": None}
     )
     used = write_folder(
         tmp_path / "b", [run(GOOD, True, script="collect")], config={"policy_model": "scripted-teacher"}
     )
-    assert Report(out=tmp_path, folders=[Folder(plain)]).scripted == []
-    assert main([str(plain), str(used), "--out", str(tmp_path / "out")]) == 0
-    assert "Scripted roles in this report: scripted-teacher" in (tmp_path / "out" / "report.html").read_text(
-        encoding="utf-8"
-    )
+    assert not Results(plain).scripted
+    assert call(plain, used, "--out", tmp_path / "out") == 0
+    assert "Scripted roles in this report: scripted-teacher" in page_of(tmp_path / "out").text
 
 
 def test_every_section_has_its_folder(tmp_path: Path) -> None:
-    """Collection, mining, gates, curves, times and runs each appear where a folder brings them, and the
-    paper's figures always.
-    """
+    """A section appears if a folder brings its data, and the paper's figures always appear."""
     collected = write_folder(
         tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")]
     )
@@ -191,9 +128,9 @@ def test_every_section_has_its_folder(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     folders = [collected, tmp_path / "mined", rl, sft]
-    assert [Folder(folder).role for folder in folders] == ["collection", "mined", "rl", "sft"]
-    assert main([*map(str, folders), "--out", str(tmp_path / "out")]) == 0
-    source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert [Results(folder).role for folder in folders] == ["collection", "mined", "rl", "sft"]
+    assert call(*folders, "--out", tmp_path / "out") == 0
+    shown = page_of(tmp_path / "out").text
     for words in (
         "Collection",
         "Mining: mined",
@@ -205,22 +142,22 @@ def test_every_section_has_its_folder(tmp_path: Path) -> None:
         "86.4",
         "No evaluation of held-out tasks",
     ):
-        assert words in source
+        assert words in shown
 
 
 def test_bad_input_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing folder is exit 3, a broken metrics file exit 2 with its line."""
-    assert main([str(tmp_path / "none")]) == 3
+    assert call(tmp_path / "none") == 3
     (tmp_path / "rl").mkdir()
     (tmp_path / "rl" / "metrics.jsonl").write_text('{"step": 1}\nnot json\n')
-    assert main([str(tmp_path / "rl")]) == 2
+    assert call(tmp_path / "rl") == 2
     assert "metrics.jsonl:2" in capsys.readouterr().err
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_few_and_span_the_data(low: float, width: float) -> None:
     """Round ticks, at most seven, from below the data to above it."""
-    found = _ticks(low, low + width)
+    found = ticks(low, low + width)
     assert 2 <= len(found) <= 7
     slack = 1e-6 * (abs(low) + width)
     assert found[0] <= low + slack
@@ -234,6 +171,9 @@ def test_ticks_are_few_and_span_the_data(low: float, width: float) -> None:
 )
 def test_a_chart_takes_any_numbers(points: list[tuple[float, float]]) -> None:
     """Not-a-number and infinite values are left out; without points there is no chart."""
-    found = chart("a & b", {"x": points, "empty": []})
-    assert ("<svg" in found) == any(math.isfinite(y) for _, y in points)
-    assert "nan" not in found.replace("legend", "")
+    series = {"x": [Point(x, y) for x, y in points], "empty": []}
+    found = TEMPLATES.from_string('{% import "parts.html.j2" as parts %}{{ parts.chart("a & b", series) }}')
+    drawn = found.render(series=series)
+    assert ("<svg" in drawn) == any(math.isfinite(y) for _, y in points)
+    assert "nan" not in drawn.replace("legend", "")
+    assert (layout(series) is None) == ("<svg" not in drawn)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rmsweb.records import Judgement, StepSample, Trajectory, read_records
+from rmsweb.jsonl import read_records
+from rmsweb.records import Judgement, StepSample, Trajectory
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.browser

@@ -3,17 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rmsweb.browser.chromium import BrowserDied
-from rmsweb.runner import Job, Outcome, Worker, run_jobs
+from rmsweb.runner import EpisodeConfig, Job, Outcome, Worker, run_jobs
 
 
 class FakeBrowser:
     def __init__(self) -> None:
-        self.alive = True
+        self.alive, self.restarts = True, 0
 
 
 class FakeSession:
@@ -39,14 +41,13 @@ class Pool:
             self.open -= 1
 
     async def session(self, browser: FakeBrowser, name: str) -> FakeSession:
+        if not browser.alive:  # as a session does
+            browser.alive, browser.restarts = True, browser.restarts + 1
         self.sessions.append(FakeSession(browser))
         return self.sessions[-1]
 
     def run(self, work: Callable[[str, Worker], Any], count: int = 9, **settings: Any) -> Outcome:
-        def job(name: str) -> Job:
-            return Job(name, lambda worker: work(name, worker))
-
-        jobs = [job(str(number)) for number in range(count)]
+        jobs: dict[str, Job] = {str(number): partial(work, str(number)) for number in range(count)}
         settings = {"concurrency": 3, "sessions_per_browser": 2} | settings
         outcome = asyncio.run(run_jobs(jobs, launch=self.launch, open_session=self.session, **settings))
         assert self.open == 0
@@ -68,7 +69,8 @@ def test_every_job_once_and_no_more_at_a_time_than_asked_for() -> None:
         seen.append(name)
 
     outcome = pool.run(work)
-    assert sorted(seen) == sorted(outcome.done) == [str(number) for number in range(9)]
+    assert sorted(seen) == [str(number) for number in range(9)]
+    assert outcome == Outcome()
     assert (most, pool.launched, len(pool.sessions)) == (3, 2, 9)
 
 
@@ -88,7 +90,7 @@ def test_a_dead_browser_is_replaced_and_the_job_run_again() -> None:
     assert tries == [False, False, True]
     assert outcome.browser_restarts == 3 or outcome.browser_restarts == 2
     assert list(outcome.failed) == ["4"]
-    assert len(outcome.done) == 8
+    assert outcome.exit_code("run") == 1
 
 
 def test_an_endpoint_that_does_not_answer_fails_the_job_alone() -> None:
@@ -129,9 +131,10 @@ def test_cancelling_closes_everything() -> None:
         await asyncio.sleep(60)
 
     async def main() -> None:
-        jobs = [Job("a", lambda worker: forever("a", worker))]
+        jobs: dict[str, Job] = {"a": partial(forever, "a")}
+        pool_of_one = {"concurrency": 1, "sessions_per_browser": 1}
         task = asyncio.create_task(
-            run_jobs(jobs, launch=pool.launch, open_session=pool.session, concurrency=1)
+            run_jobs(jobs, launch=pool.launch, open_session=pool.session, **pool_of_one)
         )
         await asyncio.sleep(0.01)
         task.cancel()
@@ -143,11 +146,8 @@ def test_cancelling_closes_everything() -> None:
     assert pool.sessions[0].closed
 
 
-def test_concurrency_must_be_positive() -> None:
-    """A pool of nothing is refused."""
-
-    async def work(name: str, worker: Worker) -> None:
-        return None
-
-    with pytest.raises(ValueError, match="concurrency"):
-        Pool().run(work, concurrency=0)
+@pytest.mark.parametrize("name", ["concurrency", "sessions_per_browser", "max_steps"])
+def test_sizes_of_a_run_are_positive(name: str) -> None:
+    """A pool of nothing and an episode without turns are refused by the name of the flag."""
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
+        EpisodeConfig(tasks=Path("t"), out=Path("o"), **{name: 0})

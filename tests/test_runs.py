@@ -9,8 +9,9 @@ from fake_world import TASK, trajectory
 
 from rmsweb.config import Config as BaseConfig
 from rmsweb.config import opt
-from rmsweb.records import Judgement, Trajectory, append_record, read_records
-from rmsweb.runs import RunFolder, RunWriter, environment, write_json
+from rmsweb.jsonl import append_record, read_records, write_json
+from rmsweb.records import Judgement, Trajectory
+from rmsweb.runs import RunFolder, RunWriter, environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +111,11 @@ def folder(tmp_path: Path) -> RunWriter:
 
 
 @pytest.mark.parametrize("kind", ["trajectories", "judgements"])
-def test_killed_at_any_byte(folder: RunWriter, kind: str) -> None:
+def test_a_kill_at_any_byte_loses_and_doubles_nothing(folder: RunWriter, kind: str) -> None:
     """Whatever byte the last write stopped at, what was committed before is found, and going on gives each
     record once.
     """
-    folder.commit(trajectory(number=1), verdict(1), 0.0)
+    folder.commit(trajectory(number=1), verdict(1))
     path = folder.records(kind)
     before = path.read_bytes()
     append_record(path, trajectory(number=2) if kind == "trajectories" else verdict(2))
@@ -123,7 +124,7 @@ def test_killed_at_any_byte(folder: RunWriter, kind: str) -> None:
         path.write_bytes(before + added[:size])
         assert list(folder.finished()) == [trajectory(number=1).trajectory_id]
         folder.repair()
-        folder.commit(trajectory(number=2), verdict(2), 0.0)
+        folder.commit(trajectory(number=2), verdict(2))
         assert [item.source.round for item in read_records(folder.records("trajectories"), Trajectory)] == [
             1,
             2,
@@ -134,17 +135,17 @@ def test_killed_at_any_byte(folder: RunWriter, kind: str) -> None:
             folder.records(name).write_bytes(b"".join(lines[: 1 + kept]))
 
 
-def test_killed_in_the_first_write(folder: RunWriter) -> None:
+def test_a_file_with_a_torn_header_is_empty(folder: RunWriter) -> None:
     """A file that holds only a piece of its header is an empty one."""
     folder.records("trajectories").write_bytes(b'{"schema')
     assert list(folder.trajectories()) == []
     folder.repair()
-    folder.commit(trajectory(), None, 0.0)
+    folder.commit(trajectory(), None)
     assert list(folder.trajectories()) == [trajectory()]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_killed_just_before_the_trajectory(
+def test_judgement_and_metrics_without_a_trajectory_are_dropped(
     folder: RunWriter, monkeypatch: pytest.MonkeyPatch, rank: str
 ) -> None:
     """A judgement and a line of metrics whose trajectory never came are dropped on resume, also those of a
@@ -155,9 +156,9 @@ def test_killed_just_before_the_trajectory(
         patch.setenv("RANK", rank)
         folder.close()
         writer = RunWriter(folder.path)
-        writer.commit(trajectory(number=1), verdict(1), 0.0)
+        writer.commit(trajectory(number=1), verdict(1))
         whole = writer.records("trajectories").read_bytes()
-        writer.commit(trajectory(number=2), verdict(2), 0.0)
+        writer.commit(trajectory(number=2), verdict(2))
         writer.records("trajectories").write_bytes(whole)
     folder.repair()
     known = [trajectory(number=1).trajectory_id]
@@ -174,7 +175,7 @@ def test_files_of_all_ranks_are_read_in_the_order_of_ids(
     monkeypatch.setenv("WORLD_SIZE", "2")
     for number, writer in ((3, "1"), (1, "1"), (2, "0")):
         monkeypatch.setenv("RANK", writer)
-        folder.commit(trajectory(number=number), verdict(number), 0.0)
+        folder.commit(trajectory(number=number), verdict(number))
     monkeypatch.setenv("RANK", "0")
     with open(folder.records("trajectories"), "ab") as file:
         file.write(b'{"trajectory_id":"half')  # the other rank is still writing
@@ -185,8 +186,8 @@ def test_files_of_all_ranks_are_read_in_the_order_of_ids(
     assert folder.records("trajectories").read_bytes().endswith(b"\n")
 
 
-def test_ids_with_any_characters(folder: RunWriter) -> None:
+def test_an_id_of_any_characters_is_found_again(folder: RunWriter) -> None:
     """A task id with quotes, escapes and non-Latin letters is found again."""
     odd = 'a"b\\n é 网:{}'
-    folder.commit(replace(trajectory(), trajectory_id=odd, task=replace(TASK, task_id=odd)), None, 0.0)
+    folder.commit(replace(trajectory(), trajectory_id=odd, task=replace(TASK, task_id=odd)), None)
     assert list(folder.finished()) == [odd]

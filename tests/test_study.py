@@ -1,6 +1,4 @@
-"""The study: its stages fit the scripts, run once, go on where they stopped, and read no held-out task before
-the evaluations.
-"""
+"""Laws of the study: stages fit the scripts, run once, go on where they stopped, keep the splits apart."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -31,7 +29,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize(
     "stage",
-    [stage for stage in study.stages(0, OUT) if stage.command[0] in CONFIGS],
+    [stage for stage in study.Plan(0, OUT).stages() if stage.command[0] in CONFIGS],
     ids=lambda stage: stage.name,
 )
 def test_commands_fit_their_scripts(stage: study.Stage) -> None:
@@ -45,11 +43,9 @@ def test_commands_fit_their_scripts(stage: study.Stage) -> None:
 
 
 def test_stages_read_only_what_they_need_and_no_held_out_task() -> None:
-    """A stage needs earlier stages, every folder in its command is its own or needed, and only the
-    evaluations name the held-out split.
-    """
+    """A stage reads its own and needed folders alone, and only evaluations name the held-out split."""
     earlier: set[str] = set()
-    for stage in study.stages(3, OUT):
+    for stage in study.Plan(3, OUT).stages():
         assert set(stage.needs) <= earlier
         read = {
             Path(part).relative_to(folder).parts[0]
@@ -66,8 +62,8 @@ def test_stages_read_only_what_they_need_and_no_held_out_task() -> None:
 
 
 def test_seeds_share_the_tasks_and_the_teachers_runs_alone() -> None:
-    """The stages of SHARED are the same for two seeds, no other is."""
-    first, second = (study.stages(seed, OUT.with_name(f"seed{seed}")) for seed in (0, 1))
+    """The stages of SHARED are the same for two seeds, and no other stage is."""
+    first, second = (study.Plan(seed, OUT.with_name(f"seed{seed}")).stages() for seed in (0, 1))
     assert {ours.name for ours, other in zip(first, second, strict=True) if ours == other} == set(
         study.SHARED
     )
@@ -82,9 +78,7 @@ def stage(name: str, out: Path, code: str, *needs: str) -> study.Stage:
 
 
 def test_a_stage_runs_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """A finished stage is not run again, a failed one gets --resume, and a changed one takes those that need
-    it along.
-    """
+    """A finished stage is kept, a failed one resumes, a changed one runs again with those that need it."""
     count = "f = p / 'count'; f.write_text(str(int(f.read_text()) + 1) if f.exists() else '1')"
     first, second = (
         stage("a", tmp_path, count),
@@ -104,9 +98,7 @@ def test_a_stage_runs_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_the_table_pools_the_seeds() -> None:
-    """Columns are the seeds and all of them together; a difference is paired by task over the runs of all
-    seeds.
-    """
+    """Columns are the seeds and all together; a difference is paired by task over the runs of all seeds."""
     runs = {
         "base": [0, 0],
         "sft": [1, 0],
@@ -121,10 +113,7 @@ def test_the_table_pools_the_seeds() -> None:
     ]
     text = "\n".join(study.markdown(results))
     assert "| SFT | 50.0 | 50.0 | 50.0 |" in text
-    assert (
-        "| SFT + RL against SFT | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) | shows |"
-        in text
-    )
+    assert f"| SFT + RL against SFT | {' | '.join(['+50.0 (+50.0 to +50.0)'] * 3)} | shows |" in text
     assert study.pooled(results, "sft") == {
         "t0": [True, False, True, False],
         "t1": [True, False, True, False],
@@ -132,9 +121,7 @@ def test_the_table_pools_the_seeds() -> None:
 
 
 def test_the_details_add_up_the_seeds_and_average_the_steps() -> None:
-    """Failures are summed over the seeds, figures and the steps of a fifth of RL are averaged; what is
-    missing leaves its cell empty.
-    """
+    """Failures are summed over seeds, other figures averaged; a missing figure leaves its cell empty."""
     figures = {"pass3": 0.5, "steps": None, "format_errors": 0.01, "failures": {"evidence": 2}}
     rl = [{"step": 0, "dev_reward": 0.25}, *({"step": step, "kl": step / 100} for step in (1, 20, 21))]
     item = {
@@ -150,15 +137,12 @@ def test_the_details_add_up_the_seeds_and_average_the_steps() -> None:
     assert text.endswith("| total | 101 | 101 |")
 
 
-@pytest.mark.parametrize(
-    ("file", "tables"), [("README.md", study.markdown), ("docs/study.md", study.details)]
-)
+@pytest.mark.parametrize("tables", [study.markdown, study.details])
 def test_documents_show_the_committed_results(
-    file: str, tables: Callable[[list[dict[str, Any]]], Iterator[str]]
+    tables: Callable[[list[dict[str, Any]]], Iterator[str]],
 ) -> None:
-    """Where results are committed, their tables stand in the documents as --table and --details print them."""
+    """Where results are committed, docs/study.md has their tables as --table and --details print them."""
     results = study.load_results()
-    assert not results or "\n".join(tables(results)) in (Path(__file__).parent.parent / file).read_text(
-        encoding="utf-8"
-    )
+    document = Path(__file__).parent.parent / "docs" / "study.md"
+    assert not results or "\n".join(tables(results)) in document.read_text(encoding="utf-8")
     assert all({"commit", "date", "seconds", "policies"} <= item.keys() for item in results)

@@ -1,6 +1,4 @@
-"""Laws of the scripted roles over HTTP: a reply is a function of the request alone, mistakes are repeatable,
-and a guide averts them.
-"""
+"""Laws of the scripted roles: a reply follows from the request alone, and a guide averts mistakes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,12 +9,13 @@ import pytest
 from replay import ReplayEnvironment, ReplaySession
 from teacher_pool import collect_pool, runs_of
 
-from rmsweb.agent import AgentOptions, Episode
-from rmsweb.collection.loop import action_sample, reflect
-from rmsweb.endpoint import EndpointPolicy, open_endpoint
+from rmsweb.agent import Episode
+from rmsweb.collection.filters import action_sample
+from rmsweb.collection.loop import reflect
 from rmsweb.evaluation.judges import judge_failure, judge_outcome
-from rmsweb.mining.alignment import Run
-from rmsweb.mining.search import Settings, mine
+from rmsweb.llm import Endpoint
+from rmsweb.mining.alignment import AlignedRun
+from rmsweb.mining.search import MinerConfig, mine
 from rmsweb.mining.taxonomy import CATEGORIES
 from rmsweb.playground import expert
 from rmsweb.playground.tasks import TEMPLATES, World, make_worlds
@@ -36,11 +35,11 @@ def url() -> Iterator[str]:
 
 
 async def attempt(
-    policy: EndpointPolicy, task: Task, config: PromptConfig, seed: int, guide: str | None
+    policy: Endpoint, task: Task, config: PromptConfig, seed: int, guide: str | None
 ) -> tuple[Trajectory, bool]:
-    """One episode without a browser, its policy asked over HTTP, and the site's verdict."""
+    """Run one episode without a browser, its policy asked over HTTP; return it with the site's verdict."""
     session, environment = ReplaySession(), ReplayEnvironment()
-    source, options = Source(script="test", policy="scripted-teacher", seed=seed), AgentOptions(max_steps=12)
+    source = Source(script="test", policy="scripted-teacher", seed=seed)
     start = await environment.reset(session, task)
     episode = Episode(
         policy=policy,
@@ -50,7 +49,7 @@ async def attempt(
         source=source,
         seed=seed,
         config=config,
-        options=options,
+        max_steps=12,
         guide=guide,
     )
     trajectory = await episode.run(start)
@@ -60,25 +59,20 @@ async def attempt(
 def answers(
     url: str, worlds: list[World], config: PromptConfig = SMALL, seed: int = 1, guide: str | None = None
 ) -> list[tuple[list[str], bool]]:
-    """What the teacher answered, step by step, and whether the task was solved; the tasks run at the same
-    time.
-    """
+    """Return the teacher's answers and whether each task was solved; the tasks run at the same time."""
 
     async def run() -> list[tuple[list[str], bool]]:
-        policy = open_endpoint("teacher", url, "scripted-teacher", Path())
-        found = await asyncio.gather(
-            *(attempt(policy, world.task(), config, seed, guide) for world in worlds)
-        )
-        await policy.client.aclose()
+        async with Endpoint(role="teacher", url=url, model="scripted-teacher") as policy:
+            found = await asyncio.gather(
+                *(attempt(policy, world.task(), config, seed, guide) for world in worlds)
+            )
         return [([step.response_text for step in trajectory.steps], success) for trajectory, success in found]
 
     return asyncio.run(run())
 
 
 def test_the_same_request_gets_the_same_answer(url: str) -> None:
-    """The server keeps nothing: interleaved episodes, run twice in another order, give the same answers;
-    another seed moves a slip at most.
-    """
+    """Episodes run again in another order give the same answers; another seed moves a slip at most."""
     first, again = answers(url, WORLDS), answers(url, WORLDS[::-1])[::-1]
     assert first == again
     assert (
@@ -88,7 +82,7 @@ def test_the_same_request_gets_the_same_answer(url: str) -> None:
 
 
 def test_the_teacher_reads_the_paper_sized_prompt_as_well_as_the_small_one(url: str) -> None:
-    """What is shown besides (schema, tabs, attributes, thinking, long history) changes none of its answers."""
+    """A larger prompt (schema, tabs, attributes, thinking, long history) changes none of its answers."""
     assert answers(url, WORLDS) == answers(url, WORLDS, PromptConfig())
 
 
@@ -104,11 +98,9 @@ def test_habits_fail_and_a_guide_that_names_them_helps(url: str) -> None:
 
 
 def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
-    """The reflection handler's guides, made from the summaries that collection sends, get the teacher through
-    most of the tasks.
-    """
+    """The reflection handler's guides, made from collection's summaries, solve most of the tasks."""
 
-    async def solve(teacher: EndpointPolicy, handler: EndpointPolicy, world: World) -> bool:
+    async def solve(teacher: Endpoint, handler: Endpoint, world: World) -> bool:
         guide = None
         for number in range(1, 6):
             trajectory, success = await attempt(teacher, world.task(), SMALL, number, guide)
@@ -118,29 +110,26 @@ def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
         return False
 
     async def run() -> list[bool]:
-        teacher, handler = (
-            open_endpoint("teacher", url, f"scripted-{name}", Path()) for name in ("teacher", "reflection")
-        )
-        found = await asyncio.gather(*(solve(teacher, handler, world) for world in make_worlds("train", 56)))
-        await teacher.client.aclose()
-        await handler.client.aclose()
-        return list(found)
+        async with (
+            Endpoint(role="teacher", url=url, model="scripted-teacher") as teacher,
+            Endpoint(role="reflection", url=url, model="scripted-reflection") as handler,
+        ):
+            worlds = make_worlds("train", 56)
+            return list(await asyncio.gather(*(solve(teacher, handler, world) for world in worlds)))
 
     solved = asyncio.run(run())
     assert sum(solved) > 0.8 * len(solved)
 
 
 def test_the_habits_make_critical_states_of_eight_failure_modes() -> None:
-    """What the teacher does wrong in collection can be mined as states of at least eight of the eleven modes
-    by the rules' label alone.
-    """
+    """The teacher's mistakes give states of eight of the eleven modes by the rules' label alone."""
 
-    def render(run: Run, position: int) -> StepSample | None:
+    def render(run: AlignedRun, position: int) -> StepSample | None:
         sample = action_sample(run.trajectory, position, SMALL, lambda text: len(text.split()))
         return None if isinstance(sample, str) else sample
 
     runs = runs_of(collect_pool(make_worlds("train", 10 * len(TEMPLATES))))
-    mined = asyncio.run(mine(runs, render=render, judge=None, settings=Settings(secondary=False)))
+    mined = asyncio.run(mine(runs, render=render, judge=None, config=MinerConfig(secondary=False)))
     assert {item.state.label_source for item in mined.found} == {"rule"}
     assert len({item.state.category for item in mined.found}) >= 8
 
@@ -149,52 +138,46 @@ def test_an_unknown_task_ends_at_once(url: str) -> None:
     """The teacher gives up on a task that is not the playground's instead of guessing."""
 
     async def run() -> Trajectory:
-        policy = open_endpoint("teacher", url, "scripted-teacher", Path())
         session, world = ReplaySession(), WORLDS[0]
         start = await ReplayEnvironment().reset(session, world.task())
         task, source = (
             replace(world.task(), text="Go for a walk"),
             Source(script="test", policy="scripted-teacher"),
         )
-        episode = Episode(
-            policy=policy,
-            session=session,
-            task=task,
-            trajectory_id="x",
-            source=source,
-            seed=0,
-            config=SMALL,
-            options=AgentOptions(),
-        )
-        trajectory = await episode.run(start)
-        await policy.client.aclose()
-        return trajectory
+        async with Endpoint(role="teacher", url=url, model="scripted-teacher") as policy:
+            episode = Episode(
+                policy=policy,
+                session=session,
+                task=task,
+                trajectory_id="x",
+                source=source,
+                seed=0,
+                config=SMALL,
+                max_steps=50,
+            )
+            return await episode.run(start)
 
     trajectory = asyncio.run(run())
     assert (trajectory.ended, len(trajectory.steps), trajectory.final_text) == ("done", 1, "unknown task")
 
 
 def test_the_judges_are_understood_by_the_rooms_that_ask_them(url: str) -> None:
-    """The outcome judge's and the failure judge's words parse: a right answer is a success, a failed run gets
-    a known category.
-    """
+    """A right answer is a success to the outcome judge; the failure judge names a known category."""
 
     async def run() -> None:
-        teacher = open_endpoint("teacher", url, "scripted-teacher", Path())
-        outcome, failure = (
-            open_endpoint("judge", url, f"scripted-{name}", Path())
-            for name in ("outcome-judge", "failure-judge")
-        )
-        world = next(world for world in WORLDS if world.fact)
-        trajectory, _ = await attempt(teacher, world.task(), SMALL, 0, None)
-        for text, verdict in ((f"{world.fact} {world.answer}", "success"), ("1", "not_success")):
-            assert (await judge_outcome(outcome, replace(trajectory, final_text=text))).verdict == verdict
-        label = await judge_failure(
-            failure, task_text=world.text, success="goal: x\n", failure="goal: y\n", evidence="steps 3\n"
-        )
-        assert label is not None
-        assert label[0] in CATEGORIES
-        for policy in (teacher, outcome, failure):
-            await policy.client.aclose()
+        async with (
+            Endpoint(role="teacher", url=url, model="scripted-teacher") as teacher,
+            Endpoint(role="judge", url=url, model="scripted-outcome-judge") as outcome,
+            Endpoint(role="judge", url=url, model="scripted-failure-judge") as failure,
+        ):
+            world = next(world for world in WORLDS if world.fact)
+            trajectory, _ = await attempt(teacher, world.task(), SMALL, 0, None)
+            for text, verdict in ((f"{world.fact} {world.answer}", "success"), ("1", "not_success")):
+                assert (await judge_outcome(outcome, replace(trajectory, final_text=text))).verdict == verdict
+            label = await judge_failure(
+                failure, task_text=world.text, success="goal: x\n", failure="goal: y\n", evidence="steps 3\n"
+            )
+            assert label is not None
+            assert label.category in CATEGORIES
 
     asyncio.run(run())

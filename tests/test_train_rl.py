@@ -18,8 +18,8 @@ import train_rl
 import train_sft
 from rmsweb.config import flat
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import load_prompt_config, save_prompt_config
-from rmsweb.records import RecordError
+from rmsweb.jsonl import RecordError, write_json
+from rmsweb.prompt import load_prompt_config
 
 ROOT = Path(train_rl.__file__).parent
 
@@ -372,7 +372,7 @@ def test_dev_episodes_choose_the_checkpoint(tmp_path):
         tmp_path / "states",
         [dataclasses.replace(mined(index), prompt_config=config.hash) for index in INDICES],
     )
-    save_prompt_config(config, file.parent / "prompt_config.json")
+    write_json(file.parent / "prompt_config.json", config)
     more = (
         "--model",
         base,
@@ -413,12 +413,11 @@ def test_impossible_runs_are_refused_by_name(world, tmp_path):
         )
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd/mined.jsonl").write_text('{"schema_version": 1, "kind": "Task"}\n')
-    save_prompt_config(SMALL_PROMPT, tmp_path / "odd/prompt_config.json")
+    write_json(tmp_path / "odd/prompt_config.json", SMALL_PROMPT)
     with pytest.raises(RecordError, match="expected one of a MinedState or StepSample file"):
         run(world, tmp_path / "x", "--states", tmp_path / "odd/mined.jsonl")
-    save_prompt_config(
-        dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "odd/prompt_config.json"
-    )
+    other = dataclasses.replace(SMALL_PROMPT, history_steps=9)
+    write_json(tmp_path / "odd/prompt_config.json", other)
     with pytest.raises(ValueError, match="history_steps"):
         run(world, tmp_path / "x", "--dev-states", tmp_path / "odd/mined.jsonl")
     with pytest.raises(ValueError, match="no usable state"):

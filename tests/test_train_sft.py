@@ -18,7 +18,7 @@ import train_sft
 from rmsweb.config import flat
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.policy import PolicyModel
-from rmsweb.prompt import save_prompt_config
+from rmsweb.jsonl import write_json
 
 ROOT = Path(train_sft.__file__).parent
 
@@ -249,9 +249,8 @@ def test_two_processes_equal_one(world, tmp_path, more):
 def test_impossible_runs_are_refused_by_name(world, tmp_path):
     """Another prompt config, a wrong split, a cutoff that drops all, a used folder, and impossible flags."""
     write_run(tmp_path / "other", 2)
-    save_prompt_config(
-        dataclasses.replace(SMALL_PROMPT, history_steps=9), tmp_path / "other/prompt_config.json"
-    )
+    other = dataclasses.replace(SMALL_PROMPT, history_steps=9)
+    write_json(tmp_path / "other/prompt_config.json", other)
     with pytest.raises(ValueError, match="history_steps"):
         run(world, tmp_path / "x", "--dev-samples", tmp_path / "other/samples.jsonl")
     write_run(

@@ -1,8 +1,7 @@
-"""The wall between the splits: no stage before the evaluation reads or writes a task, a task text or a name
-that only the held-out split has.
+"""The wall between the splits: nothing of the held-out split is read or written before the evaluation.
 
-The whole chain runs on a few tasks over the replay of the playground; the smoke demo's folder is searched too
-where there is one.
+The whole chain runs on a few tasks over the replay of the playground; the folder of the smoke demo is
+searched too if it exists.
 """
 
 import re
@@ -17,11 +16,12 @@ import evaluate
 import mine
 import train_rl
 import train_sft
+from rmsweb.jsonl import dumps, read_records
 from rmsweb.playground.__main__ import main as playground
 from rmsweb.playground.base_model import BASE_FOLDER
 from rmsweb.playground.tasks import make_worlds
 from rmsweb.playground.words import entities
-from rmsweb.records import Task, Trajectory, dumps, read_records
+from rmsweb.records import Task, Trajectory
 
 ROOT = Path(__file__).parent.parent
 SMOKE = ROOT / "runs" / "smoke"
@@ -44,14 +44,12 @@ HELD_OUT = re.compile(
 
 
 def held_out(text: str) -> set[str]:
-    """The held-out split's tasks, texts and names in a text."""
+    """Return the held-out split's tasks, texts and names in a text."""
     return set(HELD_OUT.findall(text))
 
 
 def texts(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Every text file of a folder but the base's tokenizer, which knows all words of the playground: a copy
-    of it says nothing about a task.
-    """
+    """Yield every text file of a folder but the base's tokenizer, which knows all words of the playground."""
     vocabulary = (BASE_FOLDER / "tokenizer.json").read_text(encoding="utf-8")
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix not in BINARY:
@@ -61,11 +59,10 @@ def texts(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def shown_and_said(folder: Path) -> tuple[set[str], set[str]]:
-    """Of the runs in a folder: what tasks and pages showed of the held-out split before the policy had
-    written it, and what the policy wrote.
+    """Return what the runs in a folder showed of the held-out split, and what the policy wrote of it.
 
-    The tiny policy has the words of all splits in its vocabulary and now and then types one that it was never
-    shown; the page may show it from then on.
+    What a page showed counts until the policy had written it. The tiny policy has the words of all splits in
+    its vocabulary and now and then types one that it was never shown; then the page may show it.
     """
     shown, all_said = set[str](), set[str]()
     for trajectory in read_records(folder / "trajectories.rank0.jsonl", Trajectory):
@@ -80,7 +77,7 @@ def shown_and_said(folder: Path) -> tuple[set[str], set[str]]:
 
 
 def assert_wall(root: Path) -> None:
-    """Every file of every stage; from the pool on, what the policy itself wrote is no leak."""
+    """Check every file of every stage; from the pool on, what the policy itself wrote is no leak."""
     for stage in ("collect", "collect-dev", "pool"):
         assert not shown_and_said(root / stage)[0]
     said = shown_and_said(root / "pool")[1]
@@ -97,9 +94,7 @@ def assert_wall(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory, teacher_url: str) -> Path:
-    """The stages of the demo in their order, with the file of held-out tasks out of reach until the
-    evaluation.
-    """
+    """Run the stages of the demo with the file of held-out tasks out of reach until the evaluation."""
     root = tmp_path_factory.mktemp("wall")
     base, runs = str(BASE_FOLDER), ["--max-steps", "8", "--concurrency", "2", "--seed", "0"]
     assert (
@@ -236,9 +231,7 @@ def test_no_stage_before_the_evaluation_knows_the_held_out_split(chain: Path) ->
 
 
 def test_the_search_finds_what_is_there(chain: Path) -> None:
-    """In the held-out task file every id and text and a name of each task; in an evaluation of held-out tasks
-    what their pages showed; in a leak, the leak.
-    """
+    """The search finds held-out tasks in their file, in an evaluation of them, and in a leak."""
     tasks = list(read_records(chain / "tasks/held-out.jsonl", Task))
     for task in tasks:
         assert held_out(task.task_id) == {task.task_id}
@@ -261,9 +254,7 @@ def test_the_search_finds_what_is_there(chain: Path) -> None:
 
 
 def test_the_demo_names_the_held_out_split_in_its_evaluations_alone() -> None:
-    """Before the evaluation only the line that writes the task files names it; the study is held to the same
-    in test_study.
-    """
+    """Before the evaluation only the line that writes the task files names the held-out split."""
     script, _, evaluation = (ROOT / "scripts/demo.sh").read_text(encoding="utf-8").partition(" 6 evaluation ")
     stages = script.partition("1 tasks and roles")[2].splitlines()
     assert [line.split()[:5] for line in stages if re.search("held.?out", line, re.IGNORECASE)] == [
@@ -273,7 +264,7 @@ def test_the_demo_names_the_held_out_split_in_its_evaluations_alone() -> None:
 
 
 def smoke_is_of_this_base() -> bool:
-    """Whether the smoke demo was run here to its end, with the base and so with the words of today."""
+    """Return whether the smoke demo was run to its end here with the present base and its words."""
     trained = SMOKE / "train-sft/checkpoint-last/tokenizer.json"
     return (SMOKE / "summary.json").exists() and trained.read_bytes() == (
         BASE_FOLDER / "tokenizer.json"
@@ -285,8 +276,6 @@ def smoke_is_of_this_base() -> bool:
     reason="scripts/demo.sh --smoke was not run here with this base; scripts/test.sh runs it first",
 )
 def test_the_smoke_demo_kept_the_wall() -> None:
-    """The same search over what the smoke demo wrote in a real browser; it does find the held-out split in
-    the evaluations.
-    """
+    """The same search over the smoke demo finds the held-out split in its evaluations alone."""
     assert_wall(SMOKE)
     assert all(shown_and_said(SMOKE / stage)[0] & set(NAMES) for stage in ("base", "sft", "rl"))

@@ -1,25 +1,73 @@
 """Actions: one table of what the agent may do, and the total parser of its answers.
 
-Purpose: the table `ACTIONS` drives parsing, validation, canonical text, the schema text of the prompt, and
-execution. Names, parameters, types and defaults mirror Browser Use 0.7.10, so that a policy trained here can
-be served behind it.
+Purpose: the schema that the prompt shows is the table: `ACTIONS` is read from it, and drives parsing,
+validation, canonical text and execution. Names, parameters, types and defaults mirror Browser Use 0.7.10, so
+that a policy trained here can be served behind it.
 
 ours: the web search is called `search_engine` as in the paper's Table 4 (no Browser Use release has that
-name); `search` and
-`search_google` parse to it. ours: a `done` without `success` parses, because Table 4 has a reward level for
-it.
+name); `search` and `search_google` parse to it. ours: a `done` without `success` parses, because Table 4 has
+a reward level for it.
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from rmsweb.records import Action, AgentOutput, ParseFailure
 
 MAX_ACTIONS_PER_STEP = 10
-Kind = Literal["str", "int", "float", "bool", "list"]
-REQUIRED = object()  # stands where a parameter has no default
+REQUIRED = object()  # the default of a parameter without one
+
+# One action a line, with the types and defaults of its parameters, as the prompt shows them.
+SCHEMA = """\
+- search_engine(query: str, engine: str = "duckduckgo"): search the web; engine is duckduckgo, google, bing or a URL with {query}
+- go_to_url(url: str, new_tab: bool = false): open a URL
+- go_back(): go back in the tab's history
+- wait(seconds: int = 3): wait, at most 30 seconds
+- click_element_by_index(index: int, while_holding_ctrl: bool|null = null): click an element; with ctrl a link opens in a new tab
+- input_text(index: int, text: str, clear_existing: bool = true): type into a field; clear_existing false appends
+- upload_file_to_element(index: int, path: str): choose a file for a file field
+- switch_tab(tab_id: str): bring a tab to the front
+- close_tab(tab_id: str): close a tab
+- extract_structured_data(query: str, extract_links: bool, start_from_char: int = 0): read the whole page for an answer to the query
+- scroll(down: bool, num_pages: float, frame_element_index: int|null = null): scroll the page, or the scrollable element of that index
+- send_keys(keys: str): press keys, such as Enter or Control+a
+- scroll_to_text(text: str): scroll to a text of the page
+- get_dropdown_options(index: int): list the options of a dropdown
+- select_dropdown_option(index: int, text: str): choose an option by its text
+- write_file(file_name: str, content: str, append: bool = false, trailing_newline: bool = true, leading_newline: bool = false): write a file of your own
+- replace_file_str(file_name: str, old_str: str, new_str: str): replace text in a file of your own
+- read_file(file_name: str): read a file
+- execute_js(code: str): run JavaScript in the page
+- done(text: str, success: bool, files_to_display: list = []): finish: the answer, and whether the task was fully done
+"""  # noqa: E501
+
+# What the schema does not show.
+_PASSIVE = {"go_back", "wait", "scroll"}
+_CHANGE_NOTHING = _PASSIVE | {
+    "scroll_to_text",
+    "get_dropdown_options",
+    "write_file",
+    "replace_file_str",
+    "read_file",
+}
+_MINIMA = {
+    "click_element_by_index.index": 1,
+    "input_text.index": 0,
+    "get_dropdown_options.index": 1,
+    "select_dropdown_option.index": 1,
+    "extract_structured_data.start_from_char": 0,
+}
+_LENGTHS = {"tab_id": 4}
+_OTHER_NAMES = {
+    "engine": "search_engine",
+    "while_holding_ctrl": "ctrl",
+    "clear_existing": "clear",
+    "num_pages": "pages",
+    "frame_element_index": "index",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +75,12 @@ class ParamSpec:
     """One parameter: type, default (or REQUIRED), bounds, and the other names it is known by."""
 
     name: str
-    kind: Kind
-    default: Any = REQUIRED
-    minimum: int | None = None
-    length: int | None = None
-    optional: bool = False  # None is a value
-    aliases: tuple[str, ...] = ()
+    kind: str  # str, int, float, bool or list
+    default: Any
+    minimum: int | None
+    length: int | None
+    optional: bool  # None is a value
+    aliases: tuple[str, ...]
 
     @property
     def required(self) -> bool:
@@ -49,90 +97,33 @@ class ActionSpec:
 
     name: str
     params: tuple[ParamSpec, ...]
-    summary: str
-    changes_state: bool = True
-    passive: bool = False
+    changes_state: bool
+    passive: bool
 
 
-P = ParamSpec
-_INDEX = P("index", "int", minimum=1)
-_SPECS = (
-    ActionSpec(
-        "search_engine",
-        (P("query", "str"), P("engine", "str", "duckduckgo", aliases=("search_engine",))),
-        "search the web; engine is duckduckgo, google, bing or a URL with {query}",
-    ),
-    ActionSpec("go_to_url", (P("url", "str"), P("new_tab", "bool", False)), "open a URL"),
-    ActionSpec("go_back", (), "go back in the tab's history", passive=True, changes_state=False),
-    ActionSpec(
-        "wait", (P("seconds", "int", 3),), "wait, at most 30 seconds", passive=True, changes_state=False
-    ),
-    ActionSpec(
-        "click_element_by_index",
-        (_INDEX, P("while_holding_ctrl", "bool", None, optional=True, aliases=("ctrl",))),
-        "click an element; with ctrl a link opens in a new tab",
-    ),
-    ActionSpec(
-        "input_text",
-        (
-            P("index", "int", minimum=0),
-            P("text", "str"),
-            P("clear_existing", "bool", True, aliases=("clear",)),
-        ),
-        "type into a field; clear_existing false appends",
-    ),
-    ActionSpec(
-        "upload_file_to_element", (P("index", "int"), P("path", "str")), "choose a file for a file field"
-    ),
-    ActionSpec("switch_tab", (P("tab_id", "str", length=4),), "bring a tab to the front"),
-    ActionSpec("close_tab", (P("tab_id", "str", length=4),), "close a tab"),
-    ActionSpec(
-        "extract_structured_data",
-        (P("query", "str"), P("extract_links", "bool"), P("start_from_char", "int", 0, minimum=0)),
-        "read the whole page for an answer to the query",
-    ),
-    ActionSpec(
-        "scroll",
-        (
-            P("down", "bool"),
-            P("num_pages", "float", aliases=("pages",)),
-            P("frame_element_index", "int", None, optional=True, aliases=("index",)),
-        ),
-        "scroll the page, or the scrollable element of that index",
-        passive=True,
-        changes_state=False,
-    ),
-    ActionSpec("send_keys", (P("keys", "str"),), "press keys, such as Enter or Control+a"),
-    ActionSpec("scroll_to_text", (P("text", "str"),), "scroll to a text of the page", changes_state=False),
-    ActionSpec("get_dropdown_options", (_INDEX,), "list the options of a dropdown", changes_state=False),
-    ActionSpec("select_dropdown_option", (_INDEX, P("text", "str")), "choose an option by its text"),
-    ActionSpec(
-        "write_file",
-        (
-            P("file_name", "str"),
-            P("content", "str"),
-            P("append", "bool", False),
-            P("trailing_newline", "bool", True),
-            P("leading_newline", "bool", False),
-        ),
-        "write a file of your own",
-        changes_state=False,
-    ),
-    ActionSpec(
-        "replace_file_str",
-        (P("file_name", "str"), P("old_str", "str"), P("new_str", "str")),
-        "replace text in a file of your own",
-        changes_state=False,
-    ),
-    ActionSpec("read_file", (P("file_name", "str"),), "read a file", changes_state=False),
-    ActionSpec("execute_js", (P("code", "str"),), "run JavaScript in the page"),
-    ActionSpec(
-        "done",
-        (P("text", "str"), P("success", "bool"), P("files_to_display", "list", (), optional=True)),
-        "finish: the answer, and whether the task was fully done",
-    ),
-)
-ACTIONS: dict[str, ActionSpec] = {spec.name: spec for spec in _SPECS}
+def _read_parameter(action: str, text: str) -> ParamSpec:
+    """Read `name: kind`, `name: kind = default` or `name: kind|null = null` of the schema."""
+    name, kind, default = re.fullmatch(r"(\w+): ([\w|]+)(?: = (.+))?", text).groups()  # type: ignore[union-attr]
+    value = json.loads(default) if default else REQUIRED
+    return ParamSpec(
+        name=name,
+        kind=kind.removesuffix("|null"),
+        default=() if value == [] else value,
+        minimum=_MINIMA.get(f"{action}.{name}"),
+        length=_LENGTHS.get(name),
+        optional=value in (None, []),
+        aliases=(_OTHER_NAMES[name],) if name in _OTHER_NAMES else (),
+    )
+
+
+def _read_schema() -> Iterator[ActionSpec]:
+    for name, params in re.findall(r"^- (\w+)\((.*?)\): ", SCHEMA, re.MULTILINE):
+        parts = params.split(", ") if params else ()
+        specs = tuple(_read_parameter(name, part) for part in parts)
+        yield ActionSpec(name, specs, name not in _CHANGE_NOTHING, name in _PASSIVE)
+
+
+ACTIONS = {spec.name: spec for spec in _read_schema()}
 
 # Other name -> (canonical name, parameters that the other name implies).
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -157,42 +148,46 @@ OUTPUT_KEYS = ("thinking", "evaluation_previous_goal", "memory", "next_goal")
 # ---------------------------------------------------------------------------------------------------- parsing
 
 
-def _convert(spec: ParamSpec, value: Any) -> Any:
-    """JSON value -> typed parameter, or ValueError with the reason.
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (lambda value: isinstance(value, int), "an integer"),
+    "float": (
+        lambda value: isinstance(value, (int, float)) and not abs(value) > 1e6,
+        "a number up to a million",
+    ),
+    "bool": (lambda value: True, "true or false"),
+    "list": (
+        lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+        "a list of strings",
+    ),
+    "str": (lambda value: isinstance(value, str), "a string"),
+}
 
-    A bool is not an integer; "3" is an index.
-    """
+
+def _integer(value: Any) -> Any:
+    """Return "3" and 3.0 as 3, anything else as it is."""
+    if isinstance(value, str) and len(value) < 10 and re.fullmatch(r"\s*[0-9]+\s*", value):
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _convert(spec: ParamSpec, value: Any) -> Any:
+    """Return a parameter's typed value; ValueError says why the JSON value is none. A bool is no number."""
     if value is None and spec.optional:
         return None
     if spec.kind == "int":
-        if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 10:
-            value = int(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{spec.name} is not an integer")
-        if spec.minimum is not None and value < spec.minimum:
-            raise ValueError(f"{spec.name} is below {spec.minimum}")
-    elif spec.kind == "float":
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e6:
-            raise ValueError(f"{spec.name} is not a number up to a million")
-        value = float(value)
-    elif spec.kind == "bool":
-        if not isinstance(value, bool):
-            raise ValueError(f"{spec.name} is not true or false")
-    elif spec.kind == "list":
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"{spec.name} is not a list of strings")
-        value = list(value)
-    elif not isinstance(value, str):
-        raise ValueError(f"{spec.name} is not a string")
+        value = _integer(value)
+    fits, words = _CHECKS[spec.kind]
+    if isinstance(value, bool) != (spec.kind == "bool") or not fits(value):
+        raise ValueError(f"{spec.name} is not {words}")
+    if spec.minimum is not None and value < spec.minimum:
+        raise ValueError(f"{spec.name} is below {spec.minimum}")
     if spec.length is not None and len(value) != spec.length:
         raise ValueError(f"{spec.name} has not {spec.length} characters")
-    return value
+    return float(value) if spec.kind == "float" else value
 
 
 def _parse_action(obj: Any) -> tuple[Action, int]:
-    """One JSON action -> (Action, number of unknown parameters left out)."""
+    """Return an action and the number of unknown parameters that were left out."""
     if not isinstance(obj, dict) or len(obj) != 1:
         raise ValueError("an action is an object with exactly one key")
     ((given, params),) = obj.items()
@@ -217,7 +212,7 @@ def _parse_action(obj: Any) -> tuple[Action, int]:
 
 
 def parse_action(obj: Any) -> Action:
-    """A JSON action, by its name or an alias -> Action; ValueError says what is wrong with it.
+    """Return the Action of a JSON action, by its name or an alias; ValueError says what is wrong.
 
     >>> parse_action({"click": {"index": "3", "ctrl": True}})
     Action(name='click_element_by_index', params={'index': 3, 'while_holding_ctrl': True})
@@ -237,19 +232,28 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_unique_keys)
-_SPACE = " \t\r\n"
-_Member = tuple[str, Any, int, int]  # key, value, start and end of the value in the text
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class _Member(NamedTuple):
+    """A member of a JSON object, with the place of its value in the text."""
+
+    key: str
+    value: Any
+    start: int
+    end: int
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
 
 
 def _members(text: str, at: int) -> tuple[list[_Member], int]:
-    """Members of the JSON object that starts at `at`, and its end; ValueError (or RecursionError) where there
-    is none.
+    """Return the members of the JSON object that starts at `at`, and its end.
+
+    ValueError (or RecursionError) if there is no such object.
     """
     members: list[_Member] = []
     at = _skip(text, at + 1)
@@ -262,7 +266,7 @@ def _members(text: str, at: int) -> tuple[list[_Member], int]:
             raise ValueError(f"no key and colon at character {at}")
         start = _skip(text, at + 1)
         value, at = _DECODER.raw_decode(text, start)
-        members.append((key, value, start, at))
+        members.append(_Member(key, value, start, at))
         at = _skip(text, at)
         if text[at : at + 1] == "}":
             return members, at + 1
@@ -272,7 +276,7 @@ def _members(text: str, at: int) -> tuple[list[_Member], int]:
 
 
 def _objects(text: str) -> Iterator[list[_Member]]:
-    """Every JSON object that stands in the text at the top level.
+    """Yield every JSON object of the text at the top level.
 
     At most 64 places are tried, so hostile texts stay cheap.
     """
@@ -288,22 +292,23 @@ def _objects(text: str) -> Iterator[list[_Member]]:
 
 
 def _answer(text: str) -> list[_Member] | ParseFailure:
-    """The one object of the text that has an `action`."""
-    found = [members for members in _objects(text) if any(member[0] == "action" for member in members)]
+    """Return the one object of the text that has an `action`."""
+    found = [members for members in _objects(text) if any(member.key == "action" for member in members)]
     if len(found) != 1:
         return ParseFailure(
             reason=f"found {len(found)} JSON objects with an action, expected one",
             position=max(text.find("{"), 0),
         )
-    keys = [member[0] for member in found[0]]
+    keys = [member.key for member in found[0]]
     if len(set(keys)) != len(keys):
-        return ParseFailure(reason="a key stands twice", position=found[0][-1][2])
+        return ParseFailure(reason="a key stands twice", position=found[0][-1].start)
     return found[0]
 
 
 def parse_agent_output(text: str) -> AgentOutput | ParseFailure:
-    """Any text -> AgentOutput, or ParseFailure with the reason. Accepts fences and text around one JSON
-    object; guesses nothing.
+    """Return what any text says, or the reason why it does not parse.
+
+    Fences and text around one JSON object are accepted; nothing is guessed.
 
     >>> parse_agent_output('ok: {"memory":"m","action":[{"go_back":{}}]}').actions
     (Action(name='go_back', params={}),)
@@ -313,8 +318,8 @@ def parse_agent_output(text: str) -> AgentOutput | ParseFailure:
     members = _answer(text)
     if isinstance(members, ParseFailure):
         return members
-    values = {key: value for key, value, _, _ in members}
-    start = next(member[2] for member in members if member[0] == "action")
+    values = {member.key: member.value for member in members}
+    start = next(member.start for member in members if member.key == "action")
     fields: dict[str, str | None] = {}
     for key in OUTPUT_KEYS:
         value = values.get(key)
@@ -340,8 +345,9 @@ def parse_agent_output(text: str) -> AgentOutput | ParseFailure:
 
 
 def action_span(text: str) -> tuple[int, int] | None:
-    """Character span [start, end) of the value of "action", brackets included: the set A of the salvage
-    anchor (Eq. 3). None where the text does not parse.
+    """Return the character span [start, end) of the value of "action", brackets included.
+
+    That is the set A of the salvage anchor (Eq. 3). None if the text does not parse.
 
     >>> text = '{"memory":"m","action":[{"go_back":{}}]}'
     >>> text[slice(*action_span(text))]
@@ -350,7 +356,7 @@ def action_span(text: str) -> tuple[int, int] | None:
     members = _answer(text)
     if isinstance(members, ParseFailure) or isinstance(parse_agent_output(text), ParseFailure):
         return None
-    return next((start, end) for key, _, start, end in members if key == "action")
+    return next((member.start, member.end) for member in members if member.key == "action")
 
 
 # --------------------------------------------------------------------------------------------- canonical text
@@ -375,7 +381,7 @@ def _canonical(action: Action) -> dict[str, Any]:
 
 
 def canonical_action(action: Action) -> str:
-    """Canonical JSON of one action: schema order, compact, parameters equal to their default left out.
+    """Return the canonical JSON of one action: schema order, compact, without parameters at their default.
 
     >>> canonical_action(parse_action({"input": {"clear": True, "text": "a", "index": 2}}))
     '{"input_text":{"index":2,"text":"a"}}'
@@ -384,30 +390,16 @@ def canonical_action(action: Action) -> str:
 
 
 def canonical_text(output: AgentOutput, *, thinking: bool = True) -> str:
-    """The training target: keys and parameters in schema order, compact separators, UTF-8 kept."""
+    """Return the training target: keys and parameters in schema order, compact separators, UTF-8 kept."""
     head: dict[str, Any] = {"thinking": output.thinking or ""} if thinking else {}
     head |= {key: getattr(output, key) for key in OUTPUT_KEYS[1:]}
     return _compact(head | {"action": [_canonical(action) for action in output.actions]})
 
 
 def with_defaults(action: Action) -> dict[str, Any]:
-    """All parameters for execution: those given, the defaults of the others.
+    """Return all parameters for execution: those given, the defaults of the others.
 
     A `done` without `success` counts as False.
     """
     params = {spec.name: action.params.get(spec.name, spec.default) for spec in ACTIONS[action.name].params}
     return {key: False if value is REQUIRED else _plain(value) for key, value in params.items()}
-
-
-def _signature(spec: ParamSpec) -> str:
-    kind = spec.kind + ("|null" if spec.optional and spec.default is None else "")
-    return f"{spec.name}: {kind}" + ("" if spec.required else f" = {_compact(_plain(spec.default))}")
-
-
-def schema_text() -> str:
-    """The list of actions for the prompt, one a line."""
-    lines = (
-        f"- {spec.name}({', '.join(_signature(param) for param in spec.params)}): {spec.summary}"
-        for spec in _SPECS
-    )
-    return "\n".join(lines) + "\n"

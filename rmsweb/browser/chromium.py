@@ -1,16 +1,15 @@
-"""A real Chromium that several sessions share: where it is, how it is started, and how it is started again
-when it died.
+"""A real Chromium that several sessions share: find it, start it, and start it again after it died.
 
 Purpose: the process below `session`. Flags turn off what talks to the network by itself or makes one run
 differ from the next.
 
-ours: the browser may be any Chromium or Chrome that Playwright can drive; its kind and version are recorded.
+ours: the browser may be any Chromium or Chrome that Playwright can drive.
 """
 
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,9 @@ from typing import Any, Self
 from playwright.async_api import Browser as Process
 from playwright.async_api import CDPSession, Error, Playwright, async_playwright
 
+from rmsweb.browser.guard import Guard
+from rmsweb.browser.page import first_line
+
 FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
@@ -26,7 +28,8 @@ FLAGS = (
     "--disable-default-apps",
     "--disable-domain-reliability",
     "--disable-client-side-phishing-detection",
-    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,PaintHolding,HttpsUpgrades,HttpsFirstBalancedModeAutoEnable",
+    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,PaintHolding,"
+    "HttpsUpgrades,HttpsFirstBalancedModeAutoEnable",
     "--disable-quic",
     "--disable-gpu",
     "--metrics-recording-only",
@@ -61,9 +64,6 @@ class BrowserOptions:
     host_map: str | None = None  # value of --host-resolver-rules, such as "MAP *.localhost 127.0.0.1:8123"
     viewport: tuple[int, int] = (1280, 800)  # CSS px; one device pixel each
     user_agent: str | None = None
-    locale: str = "en-US"
-    timezone: str | None = None
-    ignore_https_errors: bool = False
     allow_domains: tuple[str, ...] | None = None  # None: any host
 
 
@@ -75,8 +75,9 @@ def _installed_by_playwright() -> list[Path]:
 
 
 def find_chromium() -> Path:
-    """The browser to use: $RMSWEB_CHROMIUM, then Playwright's builds, then what is on PATH. FileNotFoundError
-    where there is none.
+    """Return the browser to use: $RMSWEB_CHROMIUM, then Playwright's builds, then PATH.
+
+    FileNotFoundError if no browser is found.
     """
     given = os.environ.get("RMSWEB_CHROMIUM")
     if given:
@@ -88,7 +89,8 @@ def find_chromium() -> Path:
     found = [*_installed_by_playwright(), *(Path(path) for name in _COMMANDS if (path := shutil.which(name)))]
     if not found:
         raise FileNotFoundError(
-            "no Chromium found: run scripts/setup.sh, or set RMSWEB_CHROMIUM to the path of a Chromium or Chrome"
+            "no Chromium found: run scripts/setup.sh, or set RMSWEB_CHROMIUM to the path of a Chromium or "
+            "Chrome"
         )
     return found[0]
 
@@ -105,16 +107,16 @@ class Browser:
         self._lock = asyncio.Lock()
         self._redirects: CDPSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.judges: dict[object, Callable[[str], bool]] = {}  # open session -> whether it may open a URL
+        self.guards: set[Guard] = set()  # of the open sessions
         self.restarts = 0
         self.sessions = 0  # opened so far: names the next one's folder of files
 
     @classmethod
     @asynccontextmanager
     async def launch(cls, options: BrowserOptions | None = None) -> AsyncIterator[Self]:
-        """Starts a browser and closes it at the end.
+        """Start a browser and close it at the end.
 
-        FileNotFoundError where there is none, BrowserDied where it does not start.
+        FileNotFoundError if no browser is found, BrowserDied if it does not start.
         """
         options = options or BrowserOptions()
         executable = Path(options.executable) if options.executable else find_chromium()
@@ -142,11 +144,11 @@ class Browser:
                 timeout=START_LIMIT_S * 1000,
             )
         except Error as error:
-            raise BrowserDied(f"{self.executable} does not start: {error.message.splitlines()[0]}") from None
+            raise BrowserDied(f"{self.executable} does not start: {first_line(error)}") from None
 
     @property
     def process(self) -> Process:
-        """Playwright's handle of the running browser; BrowserDied where there is none."""
+        """Playwright's handle of the running browser; BrowserDied if it is not running."""
         if self._process is None:
             raise BrowserDied(f"{self.executable} is not running")
         return self._process
@@ -156,23 +158,14 @@ class Browser:
         """Whether the browser is connected."""
         return self._process is not None and self._process.is_connected()
 
-    @property
-    def kind(self) -> str:
-        """File name of the browser: chromium, chrome, headless_shell, ..."""
-        return self.executable.name
-
-    @property
-    def version(self) -> str:
-        """Version that the browser reports."""
-        return self.process.version
-
     async def judge_redirects(self) -> None:
-        """From now on a redirect of a page or a frame is followed only where one of the judges accepts its
-        URL; another host gets no request.
+        """Follow a redirect of a page or a frame only if one of the guards accepts its URL from now on.
 
-        ours: Playwright's routes do not see redirects. Only documents are held up, for one message each;
-        whose page it is the browser does not say here, so that sessions of one browser with different lists
-        are told apart only when the page was reached.
+        A host that none accepts gets no request.
+
+        ours: Playwright's routes do not see redirects. Only documents are held up, for one message each. The
+        browser does not say here whose page it is, so sessions of one browser with different lists are told
+        apart only when the page was reached.
         """
         if self._redirects is None:
             self._redirects = await self.process.new_browser_cdp_session()
@@ -182,7 +175,7 @@ class Browser:
 
     def _on_paused(self, event: dict[str, Any]) -> None:
         refused = "redirectedRequestId" in event and not any(
-            judge(event["request"]["url"]) for judge in self.judges.values()
+            guard.problem(event["request"]["url"]) is None for guard in self.guards
         )
         task = asyncio.get_running_loop().create_task(self._answer(event["requestId"], refused))
         self._tasks.add(task)
@@ -190,15 +183,14 @@ class Browser:
 
     async def _answer(self, request: str, refused: bool) -> None:
         with suppress(Error):  # the page is gone
-            if self._redirects is not None and refused:
-                await self._redirects.send(
-                    "Fetch.failRequest", {"requestId": request, "errorReason": "Aborted"}
-                )  # the old page stays
+            if self._redirects is not None and refused:  # the old page stays
+                answer = {"requestId": request, "errorReason": "Aborted"}
+                await self._redirects.send("Fetch.failRequest", answer)
             elif self._redirects is not None:
                 await self._redirects.send("Fetch.continueRequest", {"requestId": request})
 
     async def restart(self) -> None:
-        """Starts the browser again if it is not running."""
+        """Start the browser again if it is not running."""
         async with self._lock:
             if not self.alive:
                 await self.close()
@@ -206,7 +198,7 @@ class Browser:
                 self.restarts += 1
 
     async def close(self) -> None:
-        """Ends the browser."""
+        """End the browser."""
         process, self._process, self._redirects = self._process, None, None
         if process is not None:
             with suppress(Error):

@@ -1,4 +1,4 @@
-"""Page -> markdown, in pieces: what the extraction role reads.
+"""A page as markdown, in pieces: what the extraction role reads.
 
 Purpose: `extract_structured_data` answers from the whole page, not from the screen. The page's HTML comes
 from act.js with shadow roots in place and a stand-in for each frame, so nothing that is displayed is missing;
@@ -27,12 +27,12 @@ class Piece:
 
 
 def splice_frames(html: str, frames: dict[int, str]) -> str:
-    """Puts each frame's HTML in the place of its stand-in."""
+    """Put each frame's HTML in the place of its stand-in."""
     return _FRAME.sub(lambda match: f"<div>{frames.get(int(match[1]), '')}</div>", html)
 
 
 def to_markdown(html: str, *, links: bool = False) -> str:
-    """HTML of displayed content -> markdown, with link addresses only where `links`.
+    """Return HTML of displayed content as markdown, with link addresses only if `links`.
 
     >>> to_markdown("<h1>Menu</h1><p>Tea <a href='/t'>2 EUR</a></p>")
     '# Menu\\n\\nTea 2 EUR'
@@ -51,7 +51,7 @@ def to_markdown(html: str, *, links: bool = False) -> str:
 
 
 def piece(text: str, start: int = 0, size: int = PIECE_CHARS) -> Piece:
-    """The piece of a text that starts at a character; at most `size` characters.
+    """Return the piece of a text that starts at a character; at most `size` characters.
 
     >>> piece("one\\n\\ntwo", 0, 6)
     Piece(text='one\\n\\n', next_char=5, total=8)

@@ -1,4 +1,4 @@
-"""The agent's own files: written, changed and read in one folder, which nothing leaves.
+"""The agent's own files: write, change and read them in one folder, which nothing leaves.
 
 Purpose: the file actions of the schema, and a place for downloads. A name is a plain name: no folder, no
 `..`, no link.
@@ -40,14 +40,10 @@ class AgentFiles:
 
     def _path(self, name: str) -> Path:
         path = self.folder / name
-        if (
-            not _NAME.fullmatch(name)
-            or name.startswith(".")
-            or path.is_symlink()
-            or path.resolve().parent != self.folder.resolve()
-        ):
+        if not _NAME.fullmatch(name) or name.startswith(".") or path.is_symlink():
             raise FileProblem(
-                f"{name[:80]!r} is not the name of a file of yours; a name has letters, digits, _ and -, and no folder"
+                f"{name[:80]!r} is not the name of a file of yours; a name has letters, digits, _ and -, "
+                "and no folder"
             )
         return path
 
@@ -59,12 +55,9 @@ class AgentFiles:
         return path
 
     def names(self) -> list[str]:
-        """Names of all files, sorted."""
-        return (
-            sorted(path.name for path in self.folder.iterdir() if path.is_file() and not path.is_symlink())
-            if self.folder.is_dir()
-            else []
-        )
+        """Return the names of all files, sorted; none before the first file is written."""
+        paths = self.folder.glob("*")
+        return sorted(path.name for path in paths if path.is_file() and not path.is_symlink())
 
     def write(
         self,
@@ -75,10 +68,11 @@ class AgentFiles:
         trailing_newline: bool = True,
         leading_newline: bool = False,
     ) -> None:
-        """Writes or appends to a md, txt, json or csv file."""
+        """Write or append to a md, txt, json or csv file."""
         if not _WRITABLE.fullmatch(name):
             raise FileProblem(
-                f"{name[:80]!r} cannot be written: a name has letters, digits, _ and - and ends in .md, .txt, .json or .csv"
+                f"{name[:80]!r} cannot be written: a name has letters, digits, _ and - and ends in "
+                ".md, .txt, .json or .csv"
             )
         path = self._path(name)
         old = _text(path) if append and path.is_file() else ""
@@ -91,7 +85,7 @@ class AgentFiles:
         path.write_text(text, encoding="utf-8", newline="")
 
     def replace(self, name: str, old: str, new: str) -> int:
-        """Replaces every occurrence; returns their number."""
+        """Replace every occurrence and return their number."""
         path = self._existing(name)
         text = _text(path)
         if not old or old not in text:
@@ -102,7 +96,7 @@ class AgentFiles:
         return text.count(old)
 
     def read(self, name: str) -> str:
-        """A file's text; of a PDF that of its first pages. At most MAX_READ_CHARS characters."""
+        """Return a file's text (of a PDF, its first pages); at most MAX_READ_CHARS characters."""
         path = self._existing(name)
         if path.suffix.lower() == ".pdf":
             try:
@@ -112,15 +106,13 @@ class AgentFiles:
                 raise FileProblem(f"{name} is not a readable PDF ({error})") from None
         else:
             text = _text(path)
-        return (
-            text
-            if len(text) <= MAX_READ_CHARS
-            else text[:MAX_READ_CHARS] + f"\n... ({len(text) - MAX_READ_CHARS} more characters)"
-        )
+        more = len(text) - MAX_READ_CHARS
+        return text if more <= 0 else text[:MAX_READ_CHARS] + f"\n... ({more} more characters)"
 
     def upload(self, path: str) -> Path:
-        """The file that an upload may take: one of the user's uploads, by its path or name, or a file of the
-        agent's own.
+        """Return the file that an upload may take.
+
+        It is one of the user's uploads, by its path or name, or a file of the agent's own.
         """
         for allowed in self.uploads:
             if path in (str(allowed), allowed.name):
@@ -130,7 +122,7 @@ class AgentFiles:
         return self._existing(path)
 
     def download_path(self, suggested: str) -> Path:
-        """Where a download goes: its name made plain, with a number where the name is taken."""
+        """Return where a download goes: its name made plain, with a number if the name is taken."""
         name = (
             re.sub(r"[^\w. ()-]", "_", suggested.replace("\\", "/").split("/")[-1])[-120:].lstrip(".")
             or "download"

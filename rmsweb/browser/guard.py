@@ -1,8 +1,7 @@
-"""What the agent may open, and what must not leak: URL schemes, an allow-list of domains, and placeholders
-for secrets.
+"""What the agent may open, and what must not leak: URL schemes, allowed domains, placeholders for secrets.
 
 Purpose: safety of live runs. Pages are untrusted and so are the policy's answers: a URL is judged before it
-is opened and again when it was reached, and a secret that a user lends to a task stands as
+is opened and again after it was reached. A secret that a user lends to a task is written as
 `<secret>name</secret>` wherever the policy or a record could see it.
 
 ours: the paper says nothing about safety.
@@ -26,7 +25,7 @@ _HOST = re.compile(r"^(localhost|[\w-]+(\.[\w-]+)+)(:\d+)?([/?#]|$)", re.IGNOREC
 
 
 def complete_url(url: str) -> str:
-    """A URL as people type it -> with its scheme.
+    """Return a URL as people type it with its scheme.
 
     >>> complete_url("shop.localhost/cart"), complete_url(" example.com ")
     ('http://shop.localhost/cart', 'https://example.com')
@@ -44,8 +43,9 @@ def complete_url(url: str) -> str:
 
 
 def search_url(query: str, engine: str, engines: Mapping[str, str] = SEARCH_URLS) -> str:
-    """The results page of a search; `engine` is a known name or a URL with {query}. ValueError for another
-    one.
+    """Return the results page of a search.
+
+    `engine` is a known name or a URL with {query}. ValueError for another one.
 
     >>> search_url("red shoes", "bing")
     'https://www.bing.com/search?q=red+shoes'
@@ -72,11 +72,11 @@ class Guard:
         )
 
     def allows(self, url: str) -> bool:
-        """Whether the URL is one of the domains' web pages."""
+        """Return whether the URL is one of the domains' web pages."""
         return url != BLANK and not url.startswith("blob:") and self.problem(url) is None
 
     def problem(self, url: str) -> str | None:
-        """Why the URL may not be opened, None where it may.
+        """Return why the URL may not be opened, None if it may.
 
         >>> Guard(["example.com"]).problem("https://www.example.com/a") is None
         True
@@ -119,8 +119,9 @@ class Secrets:
         )
 
     def fill(self, text: str, url: str) -> str:
-        """Placeholders -> values, for a text that a document of this URL will get. ValueError for an unknown
-        name or one that is not for it.
+        """Put values in the place of placeholders, for a text that a document of this URL will get.
+
+        ValueError for an unknown name or one that is not for this URL.
 
         >>> Secrets({"example.com": {"pin": "0042"}}).fill("<secret>pin</secret>", "https://www.example.com/a")
         '0042'
@@ -138,7 +139,7 @@ class Secrets:
         return _SECRET.sub(value, text) if self._given else text
 
     def mask(self, text: str) -> str:
-        """Values -> placeholders, longest first; half of a surrogate pair becomes U+FFFD.
+        """Put placeholders in the place of values, longest first; half of a surrogate pair becomes U+FFFD.
 
         >>> Secrets({"example.com": {"pin": "0042"}}).mask("pin 0042")
         'pin <secret>pin</secret>'
@@ -149,9 +150,7 @@ class Secrets:
         return text
 
     def mask_json(self, text: str) -> str:
-        """The same for JSON text, where a value may stand with escapes, and where only half of a pair is
-        escaped as such.
-        """
+        """Do the same in JSON text, where a value may have escapes and half of a pair is always escaped."""
         if "\\ud" in text:
             text = _ESCAPE.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
         for value, name in self._masked:

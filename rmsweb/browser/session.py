@@ -25,194 +25,166 @@ from playwright.async_api import Error
 
 from rmsweb.browser.actions import MAX_ACTIONS_PER_STEP
 from rmsweb.browser.chromium import Browser, BrowserDied
-from rmsweb.browser.controls import ActionProblem
-from rmsweb.browser.execute import Extractor, execute
-from rmsweb.browser.guard import BLANK
-from rmsweb.browser.snapshot import PageRead, read_page
+from rmsweb.browser.execute import execute
+from rmsweb.browser.files import AgentFiles
+from rmsweb.browser.guard import BLANK, Guard
+from rmsweb.browser.page import ActionProblem, first_line
+from rmsweb.browser.protocol import Extractor
+from rmsweb.browser.snapshot import read_page
 from rmsweb.browser.state import fingerprint
-from rmsweb.browser.window import PAGE_LIMIT_S, SessionOptions, TabbedWindow
+from rmsweb.browser.window import PAGE_LIMIT_S, SessionOptions, Window
 from rmsweb.records import Action, ActionResult, Image, Observation, Tab
 
 SCREENSHOT_LIMIT_S = 5.0
 TITLE_LIMIT_S = 0.5
-MAX_TRIES = 5  # of an observation of a page that changes under it
-
-
-async def _no_extractor(query: str, page_text: str, extract_links: bool) -> str:
-    raise ActionProblem("there is nobody to answer an extraction")
+JPEG_QUALITY = 60
+MAX_TRIES = 5  # to observe a page that changes under it
 
 
 class PageDied(Exception):
     """The page crashed, or does not answer."""
 
 
-class Session(TabbedWindow):
-    """One episode's window into a browser.
+class Session:
+    """One episode's view of a browser.
 
-    Make it with `open`, end it with `close`; `reset` gives a fresh context.
+    Screenshots, page texts and files lie in the run folder. Made by `open` it is ready; made by its class it
+    has no page until `reset`. `name` names the folder of the agent's files; `fields` are those of
+    SessionOptions.
     """
 
-    def __init__(self, browser: Browser, folder: Path, name: str, options: SessionOptions) -> None:
-        super().__init__(browser, folder, name, options)
-        self.restarts = 0  # how often a page or the browser was replaced
-        self._last_url = BLANK  # of the last observation
-
-    @classmethod
-    def closed(
-        cls,
-        browser: Browser,
-        folder: Path,
-        *,
-        name: str | None = None,
-        options: SessionOptions | None = None,
-        **fields: Any,
-    ) -> Self:
-        """A session without a context, for an owner who begins with `reset`; the arguments are those of
-        `open`.
-        """
+    def __init__(self, browser: Browser, folder: Path, *, name: str | None = None, **fields: Any) -> None:
         browser.sessions += 1
-        name = re.sub(r"[^\w.-]", "_", name or f"session-{browser.sessions}").lstrip(".") or "session"
-        return cls(browser, Path(folder), name, replace(options or SessionOptions(), **fields))
+        self.browser, self.folder, self.options = browser, Path(folder), SessionOptions(**fields)
+        self.name = re.sub(r"[^\w.-]", "_", name or f"session-{browser.sessions}").lstrip(".") or "session"
+        domains = self.options.allow_domains
+        self.guard = Guard(domains if domains is not None else browser.options.allow_domains)
+        self.engines = self.options.engines
+        self.restarts = 0  # how often a page or the browser was replaced
+        self._resets = 0
+        self._cookies: list[Any] = []
+        self._last_url = BLANK  # of the last observation
+        self.window = self._new_window()
+
+    def _new_window(self) -> Window:
+        name = self.name if self._resets == 0 else f"{self.name}-{self._resets}"
+        files = AgentFiles(self.folder / "files" / name, self.options.uploads)
+        return Window(self.browser, self.folder, self.options, self.guard, files)
 
     @classmethod
-    async def open(
-        cls,
-        browser: Browser,
-        folder: Path,
-        *,
-        name: str | None = None,
-        options: SessionOptions | None = None,
-        **fields: Any,
-    ) -> Self:
-        """A session whose screenshots, page texts and files lie in the run folder; `fields` are those of
-        SessionOptions. BrowserDied where none opens.
-        """
-        session = cls.closed(browser, folder, name=name, options=options, **fields)
+    async def open(cls, browser: Browser, folder: Path, *, name: str | None = None, **fields: Any) -> Self:
+        """Return a session with a blank page. BrowserDied if none opens."""
+        session = cls(browser, folder, name=name, **fields)
         await session._start()
         return session
 
     async def reset(self) -> None:
-        """A fresh context: one blank page, no cookies, no files of before."""
+        """Begin a fresh context: one blank page, no cookies, no files of earlier episodes."""
         await self.close()
         self._resets += 1
         self._cookies, self._last_url = [], BLANK
         await self._start()
 
     async def close(self) -> None:
-        """Closes the context with its pages."""
-        context = self._context
-        for task in self._work:
-            task.cancel()
-        self._clear()
-        self.browser.judges.pop(self, None)
-        if context is not None:
-            with suppress(Error):
-                await context.close()
+        """Close the context with its pages."""
+        await self.window.close()
 
     async def _start(self) -> None:
-        """Opens the context and its first page; where the browser is dead it is started again first."""
+        """Open a window with its first page; a dead browser is started again first."""
         for last in (False, True):
+            self.window = self._new_window()
             try:
                 if not self.browser.alive:
                     await self.browser.restart()
-                await self._open_context()
+                await self.window.open(self._cookies)
                 return
             except Error as error:
-                self._clear()
                 if last or self.browser.alive:
-                    raise BrowserDied(f"no page opens: {error.message.splitlines()[0]}") from None
+                    self.window = self._new_window()
+                    raise BrowserDied(f"no page opens: {first_line(error)}") from None
 
     async def _recover(self, reason: str, url: str) -> None:
-        """Replaces what died: the browser with a new context, or only the page; then opens the URL.
-        BrowserDied where that fails.
-        """
-        tab = self._tabs.get(self._active)
+        """Replace what died, the page alone or the browser, and open the URL. BrowserDied if that fails."""
+        window = self.window
         self.restarts += 1
-        if self.browser.alive and tab is not None:
-            self._tabs.pop(tab.tab_id, None)
+        if self.browser.alive and (tab := window.tabs.get(window.active)) is not None:
+            window.tabs.pop(tab.tab_id)
             with suppress(Error):
                 await asyncio.wait_for(tab.page.close(), PAGE_LIMIT_S)
-            await self.open_tab()
+            await window.open_tab()
         else:
-            warnings = self._warnings
-            self._clear()
-            self._warnings = warnings
             await self._start()
-        then = (
-            "it was opened again, what was typed is lost" if url != BLANK else "a blank page is in its place"
-        )
-        self._warnings.append(f"{reason}; {then}")
+            self.window.warnings[:0] = window.warnings
+        lost = "it was opened again, what was typed is lost"
+        self.window.warnings.append(f"{reason}; {lost if url != BLANK else 'a blank page is in its place'}")
         if url != BLANK:
             await self.goto(url)
 
     # ----------------------------------------------------------------------------------------- for the caller
 
     async def set_cookie(self, name: str, value: str, *urls: str) -> None:
-        """Sets a cookie for URLs; it outlives a restart of the browser, not a reset."""
-        if self._context is None:
+        """Set a cookie for URLs; it outlives a restart of the browser, not a reset."""
+        if self.window.context is None:
             raise BrowserDied("the session is closed")
         cookies: list[Any] = [{"url": url, "name": name, "value": value} for url in urls]
         self._cookies += cookies
-        await self._context.add_cookies(cookies)
+        await self.window.context.add_cookies(cookies)
 
     async def goto(self, url: str) -> ActionResult:
-        """Opens a URL in the active tab.
+        """Open a URL in the active tab.
 
         What goes wrong is the result's error and a warning in the next state.
         """
-        result = await execute(Action(name="go_to_url", params={"url": url}), self, _no_extractor)
+        result = await execute(Action(name="go_to_url", params={"url": url}), self.window)
         if result.error:
-            self._warnings.append(result.error)
+            self.window.warnings.append(result.error)
         return result
 
     async def act(
         self, actions: Sequence[Action], observation: Observation, extractor: Extractor
     ) -> tuple[ActionResult, ...]:
-        """Carries out a step's actions in order; the results are those of the actions that were executed.
+        """Carry out a step's actions in order and return the results of those that were executed.
 
         The rest is left out after an error, after `done` (which counts only as the first action), when the
         URL or the active tab changed, and before an action on an element that is no longer the node which
         `observation` showed. The extractor's exceptions pass.
         """
-        self._keys = {node.index: node.node_key for node in observation.nodes if node.index is not None}
+        self.window.begin_step(observation, self.engines, extractor)
         results: list[ActionResult] = []
         before = self._place()
         for number, action in enumerate(actions[:MAX_ACTIONS_PER_STEP]):
-            if number:
-                stop = (
-                    "done must stand alone"
-                    if action.name == "done"
-                    else await self._stop_before(action, before)
-                )
-                if stop:
-                    left = len(actions) - number
-                    note = (
-                        f"; {stop}, so {left} more action{'s were' if left > 1 else ' was'} not carried out"
-                    )
-                    results[-1] = replace(results[-1], message=results[-1].message + note)
-                    break
+            stop = await self._stop_before(action, before) if number else None
+            if stop:
+                left = len(actions) - number
+                were = "actions were" if left > 1 else "action was"
+                note = f"; {stop}, so {left} more {were} not carried out"
+                results[-1] = replace(results[-1], message=results[-1].message + note)
+                break
             before = self._place()
-            results.append(await execute(action, self, extractor))
+            results.append(await execute(action, self.window))
             if results[-1].error or results[-1].is_done:
                 break
         return tuple(results)
 
     def _place(self) -> tuple[str, str]:
-        tab = self._tabs.get(self._active)
-        return (self._active, tab.page.url if tab is not None else "")
+        """Return the active tab's id and URL."""
+        window = self.window
+        tab = window.tabs.get(window.active)
+        return window.active, tab.page.url if tab is not None else ""
 
     async def _stop_before(self, action: Action, before: tuple[str, str]) -> str | None:
-        """Why the next action must not be carried out; waits the pause between two actions."""
+        """Return why the next action must not be carried out; wait the pause between two actions."""
+        if action.name == "done":
+            return "done must stand alone"
         if self.options.pause_s:
             await asyncio.sleep(self.options.pause_s)
         try:
-            await self._ready()
-            if self._place() != before or self._tab.loading is not None:
+            await self.window.ready()
+            if self._place() != before or self.window.tab.loading is not None:
                 return "the page changed"
             index = action.params.get("index") or action.params.get("frame_element_index")
             if index:
-                target = self.target(index)
-                await asyncio.wait_for(target.call("check"), PAGE_LIMIT_S)
+                await asyncio.wait_for(self.window.target(index).call("check"), PAGE_LIMIT_S)
         except ActionProblem as problem:
             return str(problem)
         except (Error, TimeoutError):
@@ -222,111 +194,99 @@ class Session(TabbedWindow):
     # ---------------------------------------------------------------------------------------------- observing
 
     async def observe(self) -> Observation:
-        """The state of the active tab, with a screenshot in the run folder.
+        """Return the state of the active tab, with a screenshot in the run folder.
 
-        BrowserDied where no page can be had any more.
+        BrowserDied if no page can be opened any more.
         """
-        started = time.monotonic()
-        for url in (self._last_url, BLANK, None):  # a page that cannot be read is opened again, then left
+        started, places = time.monotonic(), [BLANK, self._last_url]
+        while True:
             try:
                 observation = await self._observe()
                 return replace(observation, observe_s=round(time.monotonic() - started, 4))
             except (PageDied, ActionProblem) as problem:
-                if url is None:
+                if not places:
                     raise BrowserDied(str(problem)) from None
-                await self._recover(str(problem), url)
-        raise BrowserDied("no observation")  # not reached
+                # A page that cannot be read is opened again; the second time a blank one takes its place.
+                await self._recover(str(problem), places.pop())
 
     async def _observe(self) -> Observation:
-        for number in range(MAX_TRIES):
+        window, tries = self.window, 0
+        while True:
+            tries += 1
             try:
-                if not self._tabs and self._context is not None and self.browser.alive:
-                    await self.open_tab()  # the page closed its own tab
-                await self._ready(stop=True)
-                tab = self._tab
-                reading = asyncio.wait_for(
-                    read_page(tab.page, tab.book, self.secrets.mask_json), PAGE_LIMIT_S
-                )
-                read, shot = await asyncio.gather(reading, self._screenshot())
+                if not window.tabs and window.context is not None and self.browser.alive:
+                    await window.open_tab()  # the page closed its own tab
+                await window.ready(stop=True)
+                tab = window.tab
+                reading = read_page(tab.page, tab.book, window.secrets.mask_json)
+                read, shot = await asyncio.gather(asyncio.wait_for(reading, PAGE_LIMIT_S), self.screenshot())
                 if read.is_pdf:
-                    await self._keep_pdf(tab)
-                return await self._observation(read, shot)
+                    await window.keep_pdf(tab)
+                return await self._complete(replace(read, screenshot=shot))
             except TimeoutError:
                 raise PageDied("the page did not answer") from None
             except Error as error:
-                tab_now = self._tabs.get(self._active)
-                if not self.browser.alive or (tab_now is not None and tab_now.crashed):
+                now = window.tabs.get(window.active)
+                if not self.browser.alive or (now is not None and now.crashed):
                     raise PageDied("the page crashed" if self.browser.alive else "the browser died") from None
-                if number == MAX_TRIES - 1:
-                    raise PageDied(
-                        f"the page cannot be read ({error.message.splitlines()[0][:100]})"
-                    ) from None
+                if tries == MAX_TRIES:
+                    raise PageDied(f"the page cannot be read ({first_line(error)[:100]})") from None
                 await asyncio.sleep(0.05)
-        raise PageDied("the page cannot be read")  # not reached
 
-    async def _observation(self, read: PageRead, shot: Image | None) -> Observation:
-        if self._work:  # a download that is under way is named when it is there
-            await asyncio.wait(self._work, timeout=2)
-        tab = self._tab
-        mask = self.secrets.mask
+    async def _complete(self, read: Observation) -> Observation:
+        """Add to the page's own observation the tabs, and what happened since the last one."""
+        window = self.window
+        if window.work:  # a download that is under way is named once it is complete
+            await asyncio.wait(window.work, timeout=2)
+        tab, mask = window.tab, window.secrets.mask
         tab.title = read.title
         tabs = []
-        for other in list(self._tabs.values()):
+        for other in list(window.tabs.values()):
             if other is not tab:
                 with suppress(Error, TimeoutError):  # the title that was known before stays
                     other.title = mask(await asyncio.wait_for(other.page.title(), TITLE_LIMIT_S))
             tabs.append(Tab(tab_id=other.tab_id, url=mask(other.page.url), title=other.title))
-        dialogs, downloads, warnings = (
-            tuple(self._dialogs),
-            tuple(self._downloads),
-            tuple(dict.fromkeys(self._warnings)),
-        )
-        self._dialogs, self._downloads, self._warnings = [], [], []
+        if read.screenshot is None:
+            window.warnings.append("there is no screenshot of this page")
         self._last_url = tab.page.url
         url = mask(self._last_url)
-        return Observation(
+        observation = replace(
+            read,
             url=url,
-            title=read.title,
             tabs=tuple(tabs),
             active_tab=tab.tab_id,
             viewport=self.browser.options.viewport,
-            scroll_y=read.scroll_y,
-            pages_above=read.pages_above,
-            pages_below=read.pages_below,
-            page_stats=read.stats,
-            nodes=read.nodes,
-            screenshot=shot,
-            dialogs=dialogs,
-            downloads=downloads,
+            dialogs=tuple(window.dialogs),
+            downloads=tuple(window.downloads),
+            warnings=tuple(dict.fromkeys(window.warnings)),
             is_pdf=read.is_pdf or url.split("?")[0].lower().endswith(".pdf"),
-            warnings=warnings if shot is not None else (*warnings, "there is no screenshot of this page"),
             fingerprint=fingerprint(url, tabs, read.nodes, read.scroll_y),
         )
+        for told in (window.dialogs, window.downloads, window.warnings):
+            told.clear()
+        return observation
 
-    async def _screenshot(self) -> Image | None:
-        """Picture of the viewport, stored once for its content; None where the page does not give one in
-        time.
-        """
+    async def screenshot(self) -> Image | None:
+        """Store a picture of the viewport, once for its content; None if the page gives none in time."""
         kind = self.options.image_format
-        settings: dict[str, Any] = {"format": kind, "optimizeForSpeed": True} | (
-            {"quality": self.options.image_quality} if kind == "jpeg" else {}
-        )
+        settings: dict[str, Any] = {"format": kind, "optimizeForSpeed": True}
+        if kind == "jpeg":
+            settings["quality"] = JPEG_QUALITY
         try:
-            answer = await asyncio.wait_for(
-                (await self.cdp()).send("Page.captureScreenshot", settings), SCREENSHOT_LIMIT_S
-            )
+            cdp = await self.window.cdp()
+            answer = await asyncio.wait_for(cdp.send("Page.captureScreenshot", settings), SCREENSHOT_LIMIT_S)
         except (Error, TimeoutError):
             return None
         data = b64decode(answer["data"])
         digest = hashlib.sha256(data).hexdigest()
         path = Path("screenshots") / f"{digest[:16]}.{'jpg' if kind == 'jpeg' else 'png'}"
-        if not (self.folder / path).exists():
-            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-            torn = (self.folder / path).with_suffix(
-                f".{self.name}.part"
-            )  # a kill in the middle leaves no picture under a name that says it is whole
+        whole = self.folder / path
+        if not whole.exists():
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            # A kill in the middle leaves no torn picture under the name of a whole one.
+            torn = whole.with_suffix(f".{self.name}.part")
             torn.write_bytes(data)
-            torn.replace(self.folder / path)
+            torn.replace(whole)
         with Picture.open(BytesIO(data)) as picture:
             width, height = picture.size
         return Image(path=path.as_posix(), sha256=digest, width=width, height=height)

@@ -1,5 +1,4 @@
-"""State text: an Observation's nodes -> the lines that the policy reads, and the fingerprint that says
-whether two states are the same.
+"""State text: the lines that the policy reads of an Observation, and the fingerprint of a state.
 
 Purpose: the one place that knows the format of the state. It is Browser Use 0.7.10's: a tab per displayed
 ancestor, `*` before what is new, `[index]<tag attribute=value />`, and text on a line of its own, one deeper
@@ -19,8 +18,9 @@ from rmsweb.records import Element, Observation, Tab
 # Attributes shown by default, in this order; `value` and `options` come from Element.value and
 # Element.options.
 ATTRIBUTES = (
-    "title", "type", "checked", "name", "role", "value", "options", "placeholder", "alt", "aria-label", "aria-expanded", "aria-checked", "aria-selected",
-    "aria-valuemin", "aria-valuemax", "aria-valuenow", "pattern", "min", "max", "minlength", "maxlength", "step", "required", "multiple", "accept",
+    "title", "type", "checked", "name", "role", "value", "options", "placeholder", "alt", "aria-label",
+    "aria-expanded", "aria-checked", "aria-selected", "aria-valuemin", "aria-valuemax", "aria-valuenow",
+    "pattern", "min", "max", "minlength", "maxlength", "step", "required", "multiple", "accept",
     "autocomplete", "disabled", "aria-disabled",
 )  # fmt: skip
 MAX_ATTRIBUTE_CHARS = 100
@@ -56,8 +56,9 @@ def _attribute(node: Element, name: str) -> str | None:
 
 
 def _attributes(node: Element, names: Sequence[str]) -> str:
-    """` name=value` for each attribute that is there; of two equal values longer than five characters the
-    first stays.
+    """Return ` name=value` for each attribute that has a value.
+
+    Of two equal values longer than five characters the first stays.
     """
     parts, seen = [], set()
     for name in names:
@@ -94,10 +95,11 @@ def _distance(node: Element, height: int) -> float:
 def render_nodes(
     observation: Observation, attributes: Sequence[str] = ATTRIBUTES, *, edges: bool = True
 ) -> list[StateLine]:
-    """The state's lines in document order; with `edges` the first and last line say what lies beyond.
+    """Return the state's lines in document order; with `edges`, the first and last say what lies beyond.
 
     >>> page = Observation(url="", title="", tabs=(), active_tab="0001", viewport=(640, 480), nodes=(
-    ...     Element(index=1, node_key="a", tag="button"), Element(index=None, node_key="b", tag="#text", text="Apply", depth=1)))
+    ...     Element(index=1, node_key="a", tag="button"),
+    ...     Element(index=None, node_key="b", tag="#text", text="Apply", depth=1)))
     >>> "".join(line.text for line in render_nodes(page))
     '[Start of page]\\n[1]<button />\\n\\tApply\\n[End of page]\\n'
     """
@@ -124,8 +126,9 @@ def render_nodes(
 
 
 def fingerprint(url: str, tabs: Iterable[Tab], nodes: Iterable[Element], scroll_y: float) -> str:
-    """sha256 over what a person would call the state: url, tabs, (tag, text, value, checked) of every line,
-    scroll. No indices, stars or time.
+    """Return the sha256 of what a person would call the state, without indices, stars or time.
+
+    It covers the url, the tabs, (tag, text, value, checked) of every line, and how far the page is scrolled.
     """
     lines = [(node.tag, node.text, node.value, node.attributes.get("checked")) for node in nodes]
     data = [url, [(tab.url, tab.title) for tab in tabs], lines, round(scroll_y)]

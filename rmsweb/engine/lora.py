@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
 from rmsweb.config import Config, opt
-from rmsweb.runs import write_json
+from rmsweb.jsonl import write_json
 
 Scope = Literal["language", "all", "attn", "attn+vision"]
 _ATTENTION = r"language_model\.layers\.\d+\.self_attn\.[qkvo]_proj"

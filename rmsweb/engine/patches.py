@@ -16,10 +16,10 @@ import PIL.Image
 import torch
 from torch import Tensor
 
+from rmsweb.jsonl import write_json
 from rmsweb.pictures import load_picture
 from rmsweb.prompt import PromptConfig, image_size
 from rmsweb.records import Image
-from rmsweb.runs import write_json
 
 FILE = "preprocessor_config.json"
 

@@ -31,12 +31,12 @@ from rmsweb.engine.attention import use_segment_attention
 from rmsweb.engine.lora import merged_state_dict
 from rmsweb.engine.packing import EncodedPrompt, Pack
 from rmsweb.engine.patches import PixelFormat, load_pixels, patchify
+from rmsweb.jsonl import write_json
 from rmsweb.prompt import (
     PromptConfig,
     differing_fields,
     image_tokens,
     load_prompt_config,
-    save_prompt_config,
 )
 from rmsweb.records import Image, Message
 
@@ -103,8 +103,11 @@ class Scorer(nn.Module):
 def recompute_layers(model: Qwen3VLForConditionalGeneration) -> None:
     """Let every decoder layer recompute itself in backward; it does so in training mode."""
     text = model.model.language_model
-    text.activation_checkpointing_enable()
-    text.disable_input_require_grads()  # switched on above; recomputing without reentrance does not need it
+    if hasattr(text, "activation_checkpointing_enable"):  # the name since transformers 5.24
+        text.activation_checkpointing_enable()
+        text.disable_input_require_grads()  # switched on above; recomputing without reentrance needs none
+    else:
+        text.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class PolicyModel:
@@ -321,7 +324,7 @@ class PolicyModel:
         self.model.save_pretrained(folder, state_dict=state)
         self.tokenizer.save_pretrained(folder)
         self.pixel_format.write(folder, self.prompt_config)
-        save_prompt_config(self.prompt_config, folder / "prompt_config.json")
+        write_json(folder / "prompt_config.json", self.prompt_config)
 
 
 def _load_model(source: str | Path, dtype: torch.dtype, *, empty: bool) -> Qwen3VLForConditionalGeneration:

@@ -44,8 +44,9 @@ from rmsweb.engine.packing import (
     plan_packs,
 )
 from rmsweb.engine.policy import PolicyModel, recompute_layers
+from rmsweb.jsonl import RecordError, read_records
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import MinedState, RecordError, Split, StepSample, read_records
+from rmsweb.records import MinedState, Split, StepSample
 from rmsweb.runs import RunWriter
 
 

@@ -5,28 +5,18 @@ protocol.
 """
 
 import datetime
-from collections.abc import Mapping
 from typing import Protocol
 
+from rmsweb.browser.protocol import SessionLike
 from rmsweb.records import Judgement, Task, Trajectory
 
 
-class SessionLike(Protocol):
-    """What an environment needs of a browser session.
-
-    `engines` maps the names of search engines to URLs with {query}.
-    """
-
-    engines: Mapping[str, str]
-
-    async def reset(self) -> None: ...
-
-    async def set_cookie(self, name: str, value: str, *urls: str) -> None: ...
-
-
 class Environment(Protocol):
-    """`host_map` is what Chromium's --host-resolver-rules gets, once started; `reset` prepares a session for
-    a task and gives the start URL.
+    """Where tasks live.
+
+    `host_map` is the value of Chromium's --host-resolver-rules, known once the environment is started.
+    `reset` prepares a session for a task and returns the start URL. `check` returns None where the place
+    cannot tell.
     """
 
     host_map: str | None
@@ -48,18 +38,19 @@ class LiveWeb:
     host_map: str | None = None
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing: the web is there."""
 
     async def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: the web stays."""
 
     async def reset(self, session: SessionLike, task: Task) -> str:
-        """A fresh context; a task without a start URL begins on a blank page."""
+        """Open a fresh context; a task without a start URL begins on a blank page."""
         await session.reset()
         return task.start_url or "about:blank"
 
     async def check(self, session: SessionLike, trajectory: Trajectory) -> None:
-        return None
+        """Return None: only a judge can tell."""
 
     def now(self) -> datetime.date:
+        """Return today's date."""
         return datetime.date.today()

@@ -1,178 +1,212 @@
-"""Results out of run folders: outcomes, figures of an evaluation, what its failures are, and which runs
-turned.
+"""Figures of evaluations, read from run folders: success, steps, failure modes, and which runs turned.
 
-Purpose: the figures of Tables 1-3 from what the scripts wrote, for the report and the study; nothing here
-renders. A folder's role is known by what lies in it: evaluations and collections by their trajectories,
-trainings by their metrics.
+Purpose: the figures of Tables 1-3 from what the scripts wrote, for summary.json, the report and the study.
+A run becomes one `RunRow`. All figures are made of rows; a whole trajectory is read only where a figure needs
+it, because a long evaluation exceeds memory.
 
 ours: a failed run is labelled by the rules of the miner against the shortest success of its task in any of
-the folders; a task that no run solved has no label ("unsolved"). ours: the share of unusable answers counts
-turns, so that a gain in format is not taken for one in decisions.
+the given folders; a task that no run solved has no label ("unsolved"). ours: the share of unusable answers
+counts turns, so that a gain in format is not taken for one in decisions.
 """
 
-import json
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
+from urllib.parse import urlsplit
 
 from rmsweb.mining.taxonomy import features, rule_label
-from rmsweb.records import Judgement, RecordError, Trajectory, is_success, read_records
+from rmsweb.records import Judgement, Trajectory, is_success
+from rmsweb.runs import RunFolder
 from rmsweb.stats import pass_at_1_estimate, pass_at_k
 
 K = 3  # App. A: three runs a task
 UNSOLVED = "unsolved"
+COMPARED = [
+    "pass1",
+    "pass1_interval",
+    "pass3",
+    "steps",
+    "n",
+    "runs",
+    "format_errors",
+    "unparsed",
+    "ended",
+    "failures",
+]
 
 
-@dataclass(frozen=True)
-class Folder:
-    """A run folder; everything is read when it is first asked for."""
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """What the figures need of one run."""
 
-    path: Path
+    trajectory_id: str
+    task_id: str
+    run: int
+    site: str
+    category: str
+    success: bool  # a `done` was executed and the judge agrees (App. A)
+    declared: bool  # a `done` with success true was executed
+    judgement: Judgement | None
+    ended: str
+    turns: int
+    unusable: int  # turns whose answer could not be parsed
+    actions: int
+    prompt_tokens: int
+    completion_tokens: int
 
-    def json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder, empty where there is none; RecordError naming the file where it is not
-        JSON.
-        """
-        file = self.path / name
-        if not file.exists():
-            return {}
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RecordError(f"{file}: not JSON ({error})") from None
-        return data if isinstance(data, dict) else {}
-
-    @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        """Lines of metrics.jsonl."""
-        file = self.path / "metrics.jsonl"
-        if not file.exists():
-            return []
-        lines = []
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                lines.append(json.loads(line))
-            except ValueError as error:
-                raise RecordError(f"{file}:{number}: not JSON ({error})") from None
-        return lines
-
-    @cached_property
-    def trajectories(self) -> list[Trajectory]:
-        """All trajectories of all ranks, by id."""
-        files = sorted(self.path.glob("trajectories.rank*.jsonl"))
-        return sorted(
-            (found for file in files for found in read_records(file, Trajectory)),
-            key=lambda found: found.trajectory_id,
+    @classmethod
+    def of(cls, trajectory: Trajectory, judgement: Judgement | None) -> "RunRow":
+        """Return the row of a trajectory with its judgement."""
+        task, steps = trajectory.task, trajectory.steps
+        return cls(
+            trajectory_id=trajectory.trajectory_id,
+            task_id=task.task_id,
+            run=trajectory.source.run,
+            site=str(task.environment.get("site") or urlsplit(task.start_url or "").hostname or "(none)"),
+            category=task.category or "(none)",
+            success=is_success(trajectory, judgement),
+            declared=bool(trajectory.declared_success),
+            judgement=judgement,
+            ended=trajectory.ended,
+            turns=len(steps),
+            unusable=sum(step.parse_failure is not None for step in steps),
+            actions=sum(len(step.results) for step in steps),
+            prompt_tokens=trajectory.usage.prompt_tokens,
+            completion_tokens=trajectory.usage.completion_tokens,
         )
 
-    @cached_property
-    def judgements(self) -> dict[str, Judgement]:
-        """Judgements by trajectory id."""
-        files = sorted(self.path.glob("judgements.rank*.jsonl"))
-        return {found.trajectory_id: found for file in files for found in read_records(file, Judgement)}
+    @property
+    def verdict(self) -> str:
+        """The judge's verdict, "missing" without a judgement."""
+        return self.judgement.verdict if self.judgement else "missing"
 
-    def success(self, found: Trajectory) -> bool:
-        """App. A: a `done` was executed and the judge agrees."""
-        return is_success(found, self.judgements.get(found.trajectory_id))
+
+def read_rows(folder: RunFolder) -> list[RunRow]:
+    """Return the rows of the committed runs of a folder, by trajectory id."""
+    return [RunRow.of(trajectory, judgement) for trajectory, judgement in folder.judged()]
+
+
+class Results(RunFolder):
+    """A finished run folder with the rows of its runs, which are read once."""
+
+    @cached_property
+    def rows(self) -> list[RunRow]:
+        """The rows of the folder's runs."""
+        return read_rows(self)
 
     @cached_property
     def outcomes(self) -> dict[str, list[bool]]:
-        """Successes by task, in the order of the runs."""
-        outcomes: dict[str, list[bool]] = {}
-        for found in self.trajectories:
-            outcomes.setdefault(found.task.task_id, []).append(self.success(found))
-        return outcomes
-
-    @cached_property
-    def role(self) -> str:
-        """evaluation, pool, collection, mined, rl, sft or empty."""
-        if self.trajectories:
-            first = self.trajectories[0]
-            return (
-                "collection"
-                if first.source.script == "collect"
-                else "evaluation"
-                if first.task.split == "held-out"
-                else "pool"
-            )
-        if (self.path / "mined.jsonl").exists():
-            return "mined"
-        return (
-            "rl"
-            if any("std_rejected_frac" in line for line in self.metrics)
-            else "sft"
-            if self.metrics
-            else ""
-        )
-
-    @cached_property
-    def scripted(self) -> set[str]:
-        """Scripted roles that this folder's run used."""
-        config = self.json("config.json")
-        used = {
-            str(value)
-            for name, value in config.items()
-            if name.endswith("_model") and (name != "judge_model" or config.get("judge_url"))
-        }
-        used |= {found.source.policy for found in self.trajectories[:1]} | {
-            found.model for found in self.judgements.values()
-        }
-        return {name for name in used if name.startswith("scripted-")}
+        """Successes by task."""
+        return outcomes_of(self.rows)
 
 
-def figures(folder: Folder) -> dict[str, Any]:
-    """pass@1 with its 95% interval, pass@3, mean turns on success, and counts, of an evaluation."""
-    outcomes, estimate = folder.outcomes, pass_at_1_estimate(folder.outcomes)
-    won = [len(found.steps) for found in folder.trajectories if folder.success(found)]
-    full = {task: runs for task, runs in outcomes.items() if len(runs) >= K}
+# ------------------------------------------------------------------------------------------------- figures
+
+
+def outcomes_of(rows: Iterable[RunRow]) -> dict[str, list[bool]]:
+    """Return successes by task, in the order of the runs."""
+    outcomes: dict[str, list[bool]] = defaultdict(list)
+    for row in sorted(rows, key=attrgetter("task_id", "run")):
+        outcomes[row.task_id].append(row.success)
+    return outcomes
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _best_of(outcomes: Mapping[str, Sequence[bool]], k: int) -> float | None:
+    """Return pass@k over the tasks that have k runs; None if no task has."""
+    full = {task: runs for task, runs in outcomes.items() if len(runs) >= k}
+    return pass_at_k(full, k) if full else None
+
+
+def _breakdown(rows: Iterable[RunRow], group_of: Callable[[RunRow], str]) -> dict[str, Any]:
+    """Return pass@1 with its interval by group; n counts tasks."""
+    groups = groupby(sorted(rows, key=group_of), group_of)
+    return {group: asdict(pass_at_1_estimate(outcomes_of(members))) for group, members in groups}
+
+
+def summarize(rows: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any]:
+    """Return the figures of an evaluation that was to run `tasks` tasks `runs` times each.
+
+    n counts the tasks with a run. `missing` runs are not finished, and the figures are those of the others.
+    Steps and actions are means over the successful runs.
+    """
+    outcomes = outcomes_of(rows)
+    estimate = pass_at_1_estimate(outcomes)
+    solved = [row for row in rows if row.success]
+    verdicts, ended = Counter(row.verdict for row in rows), Counter(row.ended for row in rows)
     return {
-        "pass1": estimate.value,
-        "pass1_interval": [estimate.low, estimate.high],
-        "pass3": pass_at_k(full, K) if full else None,
-        "steps": sum(won) / len(won) if won else None,
+        "pass1": estimate.value if rows else None,
+        "pass1_interval": [estimate.low, estimate.high] if rows else [None, None],
+        **{f"pass{k}": _best_of(outcomes, k) for k in sorted({K, runs} - {1})},
+        "pass1_by_run": [_mean([row.success for row in rows if row.run == number]) for number in range(runs)],
+        "steps": _mean([row.turns for row in solved]),
+        "actions": _mean([row.actions for row in solved]),
         "n": len(outcomes),
-        "runs": sum(map(len, outcomes.values())),
-        "format_errors": format_error_share(folder.trajectories),
-        "unparsed": sum(found.verdict == "unparsed" for found in folder.judgements.values()),
-        "ended": dict(Counter(found.ended for found in folder.trajectories)),
+        "runs": len(rows),
+        "missing": tasks * runs - len(rows),
+        "declared": ended["done"],
+        "declared_success": sum(row.declared for row in rows),
+        "verdicts": verdicts,
+        "unparsed": verdicts["unparsed"],
+        "ended": ended,
+        "prompt_tokens_per_run": _mean([row.prompt_tokens for row in rows]),
+        "completion_tokens_per_run": _mean([row.completion_tokens for row in rows]),
+        "by_site": _breakdown(rows, attrgetter("site")),
+        "by_category": _breakdown(rows, attrgetter("category")),
     }
 
 
-def format_error_share(runs: Iterable[Trajectory]) -> float | None:
-    """Share of the turns whose answer was unusable; None without turns."""
-    steps = [step for found in runs for step in found.steps]
-    return sum(step.parse_failure is not None for step in steps) / len(steps) if steps else None
+def figures_of(results: Results, evaluations: Iterable[Results]) -> dict[str, Any]:
+    """Return the figures by which evaluations are compared, failure modes among them."""
+    turns = sum(row.turns for row in results.rows)
+    found = summarize(results.rows, tasks=len(results.outcomes), runs=K) | {
+        "format_errors": sum(row.unusable for row in results.rows) / turns if turns else None,
+        "failures": failure_modes(results, evaluations),
+    }
+    return {name: found[name] for name in COMPARED}
 
 
-def failure_modes(folder: Folder, pool: Iterable[Folder]) -> Counter[str]:
-    """Failed runs of `folder` by failure mode; the success that each is compared with comes from `pool`."""
-    best: dict[str, Trajectory] = {}
-    for found in (found for other in pool for found in other.trajectories if other.success(found)):
-        known = best.get(found.task.task_id)
-        best[found.task.task_id] = found if known is None or len(found.steps) < len(known.steps) else known
-    failed = [found for found in folder.trajectories if not folder.success(found)]
+def failure_modes(results: Results, evaluations: Iterable[Results]) -> Counter[str]:
+    """Count the failed runs of `results` by failure mode.
+
+    Each is compared with the shortest success of its task in any of the evaluations.
+    """
+    shortest: dict[str, Trajectory] = {}
+    for other in evaluations:
+        for row in other.rows:
+            known = shortest.get(row.task_id)
+            if row.success and (known is None or row.turns < len(known.steps)):
+                shortest[row.task_id] = other.trajectory(row.trajectory_id)
     modes: Counter[str] = Counter()
-    for found in failed:
-        success = best.get(found.task.task_id)
-        modes[rule_label(features(found.task.text, success, found))[0] if success else UNSOLVED] += 1
+    for row in results.rows:
+        if not row.success:
+            mode, success = UNSOLVED, shortest.get(row.task_id)
+            if success is not None:
+                failure = results.trajectory(row.trajectory_id)
+                mode = rule_label(features(failure.task.text, success, failure)).category
+            modes[mode] += 1
     return modes
 
 
-def turned(
-    before: Folder, after: Folder
-) -> tuple[list[tuple[Trajectory, Trajectory]], list[tuple[Trajectory, Trajectory]]]:
-    """Runs (same task, same number) that failed before and succeeded after, and those that turned the other
-    way.
+def turned(before: Results, after: Results) -> list[tuple[RunRow, RunRow]]:
+    """Return (before, after) of each run, by task and number, whose outcome differs."""
+    first = {(row.task_id, row.run): row for row in before.rows}
+    pairs = [(first.get((row.task_id, row.run), row), row) for row in after.rows]
+    return [(old, new) for old, new in pairs if old.success != new.success]
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Return a share in [0, 1] as a percentage.
+
+    >>> percent(0.5), percent(None)
+    ('50.0', '–')
     """
-    first = {(found.task.task_id, found.source.run): found for found in before.trajectories}
-    pairs = [
-        (first[key], found)
-        for found in after.trajectories
-        if (key := (found.task.task_id, found.source.run)) in first
-    ]
-    changed = [(a, b, after.success(b)) for a, b in pairs if before.success(a) != after.success(b)]
-    won, lost = ([(a, b) for a, b, good in changed if good is wanted] for wanted in (True, False))
-    return won, lost
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.{digits}f}"

@@ -1,5 +1,4 @@
-"""Alignment: how alike two states of two runs are, how different the next actions, and what their
-surroundings show of a failure mode.
+"""Alignment: how alike two states of two runs are, and how different the actions chosen in them.
 
 Purpose: the three scores of App. K, each in [0, 1], over a pair of runs of one task. Elements are compared
 across branches by (tag, text), never by index.
@@ -12,22 +11,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
-from rmsweb.mining.taxonomy import Features, Move, closing, features, moves_of, violations
-from rmsweb.records import Step, Trajectory, dumps, sha256_text
+from rmsweb.jsonl import dumps
+from rmsweb.mining.taxonomy import BY_NAME, SEARCH, Features, Label, Move, features, moves_of
+from rmsweb.records import Step, Trajectory, sha256_text
 from rmsweb.similarity import compare_urls, host_of, jaccard, text_similarity, texts_similar
 
 RADIUS = 2  # App. K: steps on each side of a candidate that are searched for evidence
 
 # S_state, ours. The weight of the memories falls away where an agent writes none.
 W_URL, W_DOM, W_MEMORY, W_PROGRESS = 0.35, 0.35, 0.15, 0.15
-SAME_PATH, SAME_HOST = (
-    0.8,
-    0.3,
-)  # URL scores where only the query differs, and where only the host is the same
+SAME_PATH, SAME_HOST = 0.8, 0.3  # URL scores if only the query differs, and if only the host is the same
 # S_action, ours.
 W_CONTRAST, W_CHANGE, LOW_INFORMATION = 0.6, 0.4, 0.3
 OTHER_TYPE, OTHER_PARAMETERS = 1.0, 0.7
@@ -36,32 +32,8 @@ W_CLOSING, W_VIOLATION, W_PRIOR, W_SHARED = 0.40, 0.30, 0.30, 0.40
 
 
 @dataclass(frozen=True)
-class Run:
-    """One trajectory of the pool.
-
-    `success` is None where no judge could tell; `folder` is where its pictures lie.
-    """
-
-    trajectory: Trajectory
-    success: bool | None
-    folder: Path = Path()
-    work_checked: bool = False  # a check saw the work done, not only its outcome
-
-    @cached_property
-    def key(self) -> tuple[str, str]:
-        """Sort key that does not depend on the order of the pool."""
-        return self.trajectory.trajectory_id, sha256_text(dumps(self.trajectory))
-
-    @cached_property
-    def steps(self) -> tuple["Aligned", ...]:
-        """The steps as the alignment sees them."""
-        last = max(1, len(self.trajectory.steps) - 1)
-        return tuple(Aligned(step, number / last) for number, step in enumerate(self.trajectory.steps))
-
-
-@dataclass(frozen=True)
-class Aligned:
-    """A step and how far into its run it stands (0 first, 1 last)."""
+class AlignedStep:
+    """A step as the alignment sees it; `progress` is its place in the run, from 0 (first) to 1 (last)."""
 
     step: Step
     progress: float
@@ -72,9 +44,9 @@ class Aligned:
         return moves_of(self.step, failed=True)
 
     @cached_property
-    def visible(self) -> Counter[tuple[str, str]]:
-        """Visible (tag, text) pairs."""
-        return Counter((node.tag, node.text) for node in self.step.observation.nodes if node.in_viewport)
+    def visible(self) -> tuple[tuple[str, str], ...]:
+        """(tag, text) of every line that the viewport shows."""
+        return tuple((node.tag, node.text) for node in self.step.observation.nodes if node.in_viewport)
 
     @property
     def memory(self) -> str:
@@ -83,23 +55,46 @@ class Aligned:
 
     @property
     def is_done(self) -> bool:
+        """Whether the step finishes the run."""
         return any(move.verb == "done" for move in self.moves)
 
     @property
     def is_progress(self) -> bool:
-        """A valid step with an action that changes the browser or reads from it, and none that failed or
-        finished.
-        """
+        """Whether an action changes the browser or reads from it, and none failed or finished the run."""
         clean = not self.step.parse_failure and not any(result.error for result in self.step.results)
         return clean and not self.is_done and any(ACTIONS[move.verb].changes_state for move in self.moves)
+
+
+@dataclass(frozen=True)
+class AlignedRun:
+    """One trajectory of the pool; `success` is None if no judge could tell."""
+
+    trajectory: Trajectory
+    success: bool | None
+    work_checked: bool = False  # a check saw the work done, not only its outcome
+
+    @cached_property
+    def key(self) -> tuple[str, str]:
+        """Sort key that does not depend on the order of the pool."""
+        return self.trajectory.trajectory_id, sha256_text(dumps(self.trajectory))
+
+    @cached_property
+    def steps(self) -> tuple[AlignedStep, ...]:
+        """The steps as the alignment sees them."""
+        last = max(1, len(self.trajectory.steps) - 1)
+        return tuple(AlignedStep(step, number / last) for number, step in enumerate(self.trajectory.steps))
+
+    def around(self, position: int) -> tuple[Step, ...]:
+        """Return the steps that are searched for evidence near a position (from 0)."""
+        return self.trajectory.steps[max(0, position - RADIUS) : position + RADIUS + 1]
 
 
 @dataclass(frozen=True)
 class Contrast:
     """A pair of runs of one task, as the failure judge sees it."""
 
-    success: Run
-    failure: Run
+    success: AlignedRun
+    failure: AlignedRun
     kind: Literal["success-failure", "short-long"] = "success-failure"
 
     @cached_property
@@ -121,76 +116,71 @@ class Candidate:
 # ----------------------------------------------------------------------------------------------------- scores
 
 
+def _in_unit(score: float) -> float:
+    return min(1.0, max(0.0, score))
+
+
 @lru_cache(maxsize=65_536)
 def url_score(a: str, b: str) -> float:
-    """Identity and path of two URLs, in [0, 1]."""
+    """Return how alike two URLs are in identity and path, in [0, 1]."""
     match = compare_urls(a, b)
-    if match == "same":
-        return 1.0
-    return SAME_PATH if match != "other" else SAME_HOST if host_of(a) and host_of(a) == host_of(b) else 0.0
+    if match == "other":
+        return SAME_HOST if host_of(a) and host_of(a) == host_of(b) else 0.0
+    return 1.0 if match == "same" else SAME_PATH
 
 
-def state_score(a: Aligned, b: Aligned) -> float:
-    """S_state in [0, 1]: URL, overlap of the visible (tag, text) pairs, similarity of the memories, nearness
-    of the progress.
-    """
+def state_score(a: AlignedStep, b: AlignedStep) -> float:
+    """Return S_state in [0, 1]: likeness of URL, visible (tag, text) pairs, progress and memories."""
     x, y = a.step.observation, b.step.observation
-    parts = [(W_URL, url_score(x.url, y.url)), (W_DOM, jaccard(a.visible.elements(), b.visible.elements()))]
-    parts.append((W_PROGRESS, 1 - abs(a.progress - b.progress)))
+    parts = [
+        (W_URL, url_score(x.url, y.url)),
+        (W_DOM, jaccard(a.visible, b.visible)),
+        (W_PROGRESS, 1 - abs(a.progress - b.progress)),
+    ]
     if a.memory and b.memory:
         parts.append((W_MEMORY, text_similarity(a.memory, b.memory)))
     return sum(weight * score for weight, score in parts) / sum(weight for weight, _ in parts)
 
 
 def _differs(a: Move, b: Move) -> bool:
-    """Whether two moves of the same verb differ materially: another element, or another value."""
+    """Return whether two moves of the same verb differ materially: another element, or another value."""
     if (a.tag, a.label) != (b.tag, b.label):
         return True
-    return (
-        compare_urls(a.value, b.value) not in ("same", "query differs")
-        if a.verb == "go_to_url"
-        else not texts_similar(a.value, b.value)
-    )
+    if a.verb == "go_to_url":
+        return compare_urls(a.value, b.value) not in ("same", "query differs")
+    return not texts_similar(a.value, b.value)
 
 
 def action_score(a: Sequence[Move], b: Sequence[Move]) -> float | None:
-    """S_action in [0, 1]; None where the two compositions are the same or the pair is trivial (only searches,
-    or only wait, scroll and go_back).
+    """Return S_action in [0, 1].
+
+    None if both compositions are the same, or trivial: only searches, or only wait, scroll and go_back.
     """
     verbs = {move.verb for move in (*a, *b)}
-    if not a or not b or verbs == {"search_engine"} or all(ACTIONS[verb].passive for verb in verbs):
+    if not a or not b or verbs == {SEARCH} or all(ACTIONS[verb].passive for verb in verbs):
         return None
     other_type = [move.verb for move in a] != [move.verb for move in b]
     if not other_type and not any(_differs(x, y) for x, y in zip(a, b, strict=True)):
         return None
     difference = (Counter(a) - Counter(b)) + (Counter(b) - Counter(a))
-    low = all(ACTIONS[move.verb].passive or move.verb == "search_engine" for move in difference)
+    low = all(ACTIONS[move.verb].passive or move.verb == SEARCH for move in difference)
     changes = any(ACTIONS[verb].changes_state for verb in verbs)
-    score = (
-        W_CONTRAST * (OTHER_TYPE if other_type else OTHER_PARAMETERS)
-        + W_CHANGE * changes
-        - LOW_INFORMATION * low
-    )
-    return min(1.0, max(0.0, score))
+    contrast = OTHER_TYPE if other_type else OTHER_PARAMETERS
+    return _in_unit(W_CONTRAST * contrast + W_CHANGE * changes - LOW_INFORMATION * low)
 
 
-def _window(run: Run, position: int) -> list[Step]:
-    return [aligned.step for aligned in run.steps[max(0, position - RADIUS) : position + RADIUS + 1]]
+def category_score(pair: Contrast, candidate: Candidate, label: Label) -> float:
+    """Return S_category in [0, 1].
 
-
-def category_score(pair: Contrast, candidate: Candidate, category: str, confidence: float) -> float:
-    """S_category in [0, 1]: closing behaviour near the success, the violation near the failure, less what the
-    failing branch shows too.
+    Closing behaviour near the success and the violation near the failure count for the label, and closing
+    behaviour that the failing branch shows too counts against it.
     """
-    task = pair.success.trajectory.task.text
-    won, lost = _window(pair.success, candidate.success_step), _window(pair.failure, candidate.failure_step)
-    wanted, there = closing(category, won, task), closing(category, lost, task)
+    mode, task = BY_NAME[label.category], pair.success.trajectory.task.text
+    lost = pair.failure.around(candidate.failure_step)
+    wanted = mode.closing(pair.success.around(candidate.success_step), task)
     has_end = candidate.failure_step + RADIUS >= len(pair.failure.steps) - 1
-    violated = violations(category, lost, wanted, ended=pair.failure.trajectory.ended, has_end=has_end)
-    shared = len(wanted & there) / len(wanted) if wanted else 0.0
-    return min(
-        1.0,
-        max(
-            0.0, W_CLOSING * bool(wanted) + W_VIOLATION * violated + W_PRIOR * confidence - W_SHARED * shared
-        ),
+    violated = mode.violated(lost, wanted, pair.failure.trajectory.ended if has_end else "")
+    shared = len(wanted & mode.closing(lost, task)) / max(1, len(wanted))
+    return _in_unit(
+        W_CLOSING * bool(wanted) + W_VIOLATION * violated + W_PRIOR * label.confidence - W_SHARED * shared
     )

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rmsweb.jsonl import write_records
 from rmsweb.playground.server import Server
 from rmsweb.playground.sites import SITES
 from rmsweb.playground.tasks import make_worlds
 from rmsweb.playground.teacher import ROLES, TeacherServer
-from rmsweb.records import Split, Task, write_records
+from rmsweb.records import Split, Task
 
 
 def _serve(port: int) -> None:

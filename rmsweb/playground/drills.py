@@ -2,8 +2,8 @@
 
 Purpose: random pages of random words, rendered by the real prompt code, with questions whose answer is an
 exact look-up or copy: recall of pairs, index of a label, copying from the task, one instruction, and choosing
-which value goes where. No site, page, task or entity of the playground stands in its role here: the words are
-the vocabulary's, their use is random.
+which value goes where. The words are the playground's vocabulary, but their use is random: no site, page,
+task or entity of the playground appears in its role.
 
 ours: all of it (the paper starts from a pretrained model). A drill is one page shared by several independent
 turns, so a turn costs its own tokens only (the same packing as an RL group).
@@ -19,25 +19,7 @@ from rmsweb.records import Action, AgentOutput, Element, Image, Message, Observa
 
 NUM_VALUES = 100  # facts are numbers 0..99
 VERBS = ("click", "type", "select", "done", "back")
-FILLER = (
-    "at",
-    "in",
-    "for",
-    "with",
-    "and",
-    "of",
-    "as",
-    "the",
-    "to",
-    "is",
-    "on",
-    "by",
-    "from",
-    "page",
-    "please",
-    "then",
-    "step",
-)
+FILLER = "at in for with and of as the to is on by from page please then step".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,48 +32,44 @@ class Goal:
 
     @property
     def words(self) -> str:
+        """The goal as an answer and an instruction write it."""
         return " ".join(part for part in (self.verb, self.label, self.value) if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One exercise on a shared page: what follows the page, the answer, and the number of its first
-    characters that are given away.
-    """
+    """One exercise on a shared page."""
 
-    tail: str
+    tail: str  # the text after the page
     target: str
-    given: int = 0
+    given: int = 0  # first characters of the target that are given away
 
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A page (messages up to the end of the browser state) with independent turns; `chat` says whether the
-    chat template goes around.
-    """
+    """A page with independent turns."""
 
-    page: tuple[Message, ...]
+    page: tuple[Message, ...]  # messages up to the end of the browser state
     turns: tuple[Turn, ...]
-    chat: bool = True
+    chat: bool = True  # whether the chat template goes around
 
 
 class Words:
-    """What drills are made of: labels (any word), lower-case words for page names, and the pictures."""
+    """What drills are made of: the words, the configuration of the prompt, and the pictures."""
 
     def __init__(self, words: Sequence[str], config: PromptConfig, images: Sequence[Image]) -> None:
         self.labels = [word for word in words if word not in FILLER and word not in VERBS]
-        self.first = random.Random(0).sample(
-            self.labels, min(400, len(self.labels))
-        )  # matching is learned on these, then holds for all
+        # Matching is learned on these, then holds for all.
+        self.first = random.Random(0).sample(self.labels, min(400, len(self.labels)))
         self.config, self.images = config, images
 
     def value(self, r: random.Random) -> str:
-        """What is typed or chosen: a word, or now and then a number."""
+        """Draw what is typed or chosen: a word, or now and then a number."""
         return str(r.randrange(NUM_VALUES)) if r.random() < 0.2 else r.choice(self.labels)
 
 
 def answer_text(goal: Goal, index: int | None, memory: str) -> str:
-    """The canonical answer that carries out a goal."""
+    """Return the canonical answer that carries out a goal."""
     if goal.verb == "click":
         action = Action(name="click_element_by_index", params={"index": index})
     elif goal.verb == "type":
@@ -123,9 +101,7 @@ class Widget:
 
 
 def random_widgets(r: random.Random, words: Words) -> list[Widget]:
-    """8 to 14 widgets with distinct labels in random order; controls are numbered in document order, as on a
-    real page.
-    """
+    """Draw 8 to 14 widgets with distinct labels; controls are numbered in their order, as on a real page."""
     labels = r.sample(words.labels, r.randint(8, 14))
     widgets, index = [], 0
     for label in labels:
@@ -146,7 +122,7 @@ def random_widgets(r: random.Random, words: Words) -> list[Widget]:
 def observe_widgets(
     widgets: Sequence[Widget], title: str, image: Image | None, viewport: tuple[int, int]
 ) -> Observation:
-    """The Observation that the browser layer would make of such a page."""
+    """Return the observation that the browser layer would make of such a page."""
     nodes: list[Element] = []
     for number, w in enumerate(widgets):
         key = str(number)
@@ -179,7 +155,7 @@ def observe_widgets(
 
 
 def past_step(number: int, goal: Goal, observation: Observation) -> Step:
-    """A step of which only the goal matters."""
+    """Return a step of which only the goal matters."""
     output = AgentOutput(actions=(Action(name="wait"),), next_goal=goal.words)
     return Step(number=number, observation=observation, response_text="", output=output)
 
@@ -196,7 +172,7 @@ class Page:
         )
 
     def split(self, task: str, history: Sequence[Goal] = ()) -> tuple[tuple[Message, ...], str]:
-        """-> (messages up to the end of the browser state, text after it)."""
+        """Return the messages up to the end of the browser state, and the text after it."""
         steps = [past_step(i + 1, goal, self.observation) for i, goal in enumerate(history)]
         prompt = build_prompt(
             self.words.config,
@@ -211,7 +187,7 @@ class Page:
         return (*prompt.messages[:-1], Message(role="user", parts=parts[:end])), tail
 
     def goal(self, r: random.Random, widget: Widget) -> Goal:
-        """What one does with a widget."""
+        """Draw a goal for a widget."""
         if widget.kind == "fact":
             return Goal("done", widget.label, widget.value)
         if widget.kind in ("a", "button"):
@@ -219,16 +195,16 @@ class Page:
         return Goal("type" if widget.kind == "input" else "select", widget.label, self.words.value(r))
 
     def answer(self, goal: Goal) -> str:
-        return answer_text(
-            goal, next((w.index for w in self.widgets if w.label == goal.label), None), self.memory
-        )
+        """Return the answer that carries out a goal on this page."""
+        index = next((widget.index for widget in self.widgets if widget.label == goal.label), None)
+        return answer_text(goal, index, self.memory)
 
 
 # ----------------------------------------------------------------------------------------------------- stages
 
 
 def phrase(r: random.Random, goal: Goal) -> str:
-    """An explicit instruction."""
+    """Return a goal as an explicit instruction."""
     if goal.verb == "click":
         return f"click {goal.label}"
     if goal.verb == "done":
@@ -239,7 +215,7 @@ def phrase(r: random.Random, goal: Goal) -> str:
 
 
 def recall(r: random.Random, words: Words) -> Drill:
-    """Pairs `3 word`, then words: which number stood before it?"""
+    """Show pairs `3 word`, then ask for the number before a word."""
     keys = r.sample(words.first, r.randint(6, 12))
     numbers = r.sample(range(NUM_VALUES), len(keys))
     shown = "".join(f"{number} {key} " for number, key in zip(numbers, keys, strict=True))
@@ -251,7 +227,7 @@ def recall(r: random.Random, words: Words) -> Drill:
 
 
 def look_up(r: random.Random, words: Words) -> Drill:
-    """A page, then a label: its index, or its value where it is a fact."""
+    """Show a page, then ask for the index of a control or the value of a fact by its label."""
     page = Page(r, words)
     turns = []
     facts = [w for w in page.widgets if w.kind == "fact"]
@@ -267,7 +243,7 @@ def look_up(r: random.Random, words: Words) -> Drill:
 
 
 def copying(r: random.Random, words: Words) -> Drill:
-    """An empty page: the goal is copied from the task."""
+    """Show an empty page; the goal is copied from the task."""
     page, turns = Page(r, words, empty=True), []
     for _ in range(6):
         verb = r.choice(("click", "type", "select"))
@@ -287,7 +263,7 @@ def _instructions(r: random.Random, page: Page, most: int) -> list[Goal]:
 
 
 def instructions(r: random.Random, words: Words, most: int = 4, count: int = 4) -> Drill:
-    """An explicit list of up to `most` instructions, some already in the history: do the next one."""
+    """Give a list of up to `most` instructions, some already in the history; the next one is to be done."""
     page, turns = Page(r, words), []
     for _ in range(count):
         goals = _instructions(r, page, most)
@@ -302,7 +278,7 @@ def instructions(r: random.Random, words: Words, most: int = 4, count: int = 4) 
 
 
 def one_instruction(r: random.Random, words: Words) -> Drill:
-    """One explicit instruction a turn."""
+    """Give one explicit instruction a turn."""
     return instructions(r, words, most=1, count=5)
 
 
@@ -316,8 +292,9 @@ def _noise(r: random.Random, words: Words, count: int, avoid: set[str]) -> list[
 
 
 def slots(r: random.Random, words: Words) -> Drill:
-    """The verb (and the label of a field) is given; the value of the slot, the one label that the task names,
-    or the fact is to be found.
+    """Give the verb, and the label of a field.
+
+    To be found is the value for the field, the one label that the task names, or the fact.
     """
     page, turns = Page(r, words), []
     avoid = {w.label for w in page.widgets}
@@ -364,8 +341,9 @@ def slots(r: random.Random, words: Words) -> Drill:
 
 
 def chains(r: random.Random, words: Words) -> Drill:
-    """A way over one or two stops to a fact, nothing given away: go to the stop nearest to the end that the
-    page shows, else read the fact.
+    """Give a way over one or two stops to a fact, and nothing of the answer.
+
+    The goal is the stop nearest to the end that the page shows, else to read the fact.
     """
     page, turns = Page(r, words), []
     links, shown = (
@@ -405,7 +383,7 @@ def chains(r: random.Random, words: Words) -> Drill:
 
 
 def mixture(r: random.Random, words: Words) -> Drill:
-    """The last stage: 50% slots, 20% ways to a fact, 15% one instruction, 15% lists with a history."""
+    """Draw a drill of the last stage: 50 % slots, 20 % chains, 15 % one instruction, 15 % lists."""
     draw = r.random()
     if draw < 0.7:
         return slots(r, words) if draw < 0.5 else chains(r, words)

@@ -1,22 +1,26 @@
-"""The playground as an environment: a server of its own, a session a task, the site's check as the verdict."""
+"""The playground as an environment, and the table of environments that the scripts choose from.
+
+Purpose: a server of its own, one server session a task, and the site's own check as the verdict.
+"""
 
 import datetime
+from collections.abc import Callable
+from typing import Literal
 from weakref import WeakKeyDictionary
 
-from rmsweb.evaluation.environments import SessionLike
+from rmsweb.browser.protocol import SessionLike
+from rmsweb.evaluation.environments import Environment, LiveWeb
 from rmsweb.playground.server import COOKIE, Server
 from rmsweb.playground.sites import SITES
 from rmsweb.playground.tasks import world_of
 from rmsweb.records import Judgement, Task, Trajectory
 
-SEARCH_URL = (
-    "http://search.localhost/find?query={query}"  # stands behind every engine name of `search_engine`
-)
+SEARCH_URL = "http://search.localhost/find?query={query}"  # behind every engine name of `search_engine`
 TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so that prompts are repeatable
 
 
 class PlaygroundEnvironment:
-    """Implements benchmarks.environments.Environment with a server of its own on a free loopback port."""
+    """The playground's sites on a server of its own, at a free loopback port."""
 
     def __init__(self) -> None:
         self.server = Server()
@@ -24,16 +28,17 @@ class PlaygroundEnvironment:
         self._keys: WeakKeyDictionary[SessionLike, str] = WeakKeyDictionary()
 
     async def start(self) -> None:
-        """Begins to serve."""
+        """Begin to serve."""
         self.server.start()
 
     async def stop(self) -> None:
-        """Frees the port."""
+        """Free the port."""
         self.server.stop()
 
     async def reset(self, session: SessionLike, task: Task) -> str:
-        """A fresh browser context with a cookie on every site that selects this task's world; ValueError for
-        a task of another benchmark.
+        """Open a fresh context with a cookie on every site that selects this task's world.
+
+        Raises ValueError for a task of another benchmark.
         """
         world = world_of(task)
         await session.reset()
@@ -46,7 +51,7 @@ class PlaygroundEnvironment:
         return task.start_url or f"http://{world.site}.localhost/"
 
     async def check(self, session: SessionLike, trajectory: Trajectory) -> Judgement:
-        """The site's verdict on answer text and server state."""
+        """Return the site's verdict on answer text and server state."""
         success, reason = self.server.sessions[self._keys[session]].check(trajectory.final_text)
         return Judgement(
             trajectory_id=trajectory.trajectory_id,
@@ -57,4 +62,9 @@ class PlaygroundEnvironment:
         )
 
     def now(self) -> datetime.date:
+        """Return the playground's date."""
         return TODAY
+
+
+Place = Literal["playground", "live"]
+ENVIRONMENTS: dict[Place, Callable[[], Environment]] = {"playground": PlaygroundEnvironment, "live": LiveWeb}

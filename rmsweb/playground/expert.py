@@ -1,12 +1,11 @@
-"""The scripted expert: it reads the page from the prompt's text and knows the task's world, and it has habits
-that fail half of the time.
+"""The scripted expert: it reads the page in the prompt, knows the world of the task, and has bad habits.
 
 Purpose: the policy behind the scripted teacher. It sees what any endpoint sees, the text of the prompt; only
-the meaning of the task's words is looked up (`tasks.world_by_text`). Its habits are shortcuts (leave a
+the meaning of the task's words is looked up (`tasks.world_by_text`). Its habits are shortcuts: leave a
 dropdown, a field or a date at its default, type without picking, answer from the result list, finish before
-the confirmation, take the site that may block), harmless by luck in half of the tasks, plus a wrong row now
-and then. Which it has is a function of task and seed; a guide that names a decision averts the habit more
-often than not.
+the confirmation, take the site that may block. By luck they do no harm in half of the tasks. Now and then it
+also takes a wrong row. Task and seed decide which habits it has; a guide that names a decision averts the
+habit more often than not.
 """
 
 import random
@@ -28,13 +27,11 @@ HABITS = {
     CONFIRM: ("travel.date", "office.form"),
     NEWS: ("search.news",),
 }
-PICKED = ("origin", "destination", "day")  # what is clicked, after it was typed or not
-_WAY = {
-    "jobs.login": "login",
-    "office.document": "documents",
-    "travel.stay": "hotels",
-}  # the link on the home page that leads on
-_BUTTON = {"cart": "order", "busy": "retry", "denied": "verify"}  # pages on which there is one thing to press
+PICKED = ("origin", "destination", "day")  # what is chosen by a click
+# the link on the home page that leads on
+_WAY = {"jobs.login": "login", "office.document": "documents", "travel.stay": "hotels"}
+_BUTTON = {"cart": "order", "busy": "retry", "denied": "verify"}  # pages on which one thing is pressed
+_SEARCH = {"shop": ("product", "search"), "jobs": ("title", "browse"), "wiki": ("article", "lookup")}
 _ELEMENT = re.compile(r"\t*\*?\[(\d+)\]<(\w+)(.*?) />$")
 _TITLE = re.compile(r"^Page: (\w+) (\w+)", re.MULTILINE)
 
@@ -51,15 +48,19 @@ class View:
 
     @property
     def heading(self) -> str:
+        """The first line of one word."""
         return next((text for text in self.texts if " " not in text), "")
 
     def fact(self, label: str | None) -> str | None:
-        """The value of a fact: the line before its label."""
+        """Return the value of a fact: the line before its label."""
         return next((value for value, text in pairwise(self.texts) if text == label), None)
 
 
 def read_view(prompt: str) -> View:
-    """The state part of a prompt -> View. A label is the element's name attribute, or the text below it."""
+    """Return what the state in a prompt shows.
+
+    The label of a control is its name attribute, else the text below it.
+    """
     state = prompt.rsplit("<browser_state>\n", 1)[-1].split("</browser_state>")[0]
     title = _TITLE.search(state)
     index: dict[str, int] = {}
@@ -86,18 +87,15 @@ def read_view(prompt: str) -> View:
 
 
 def _pick(world: World, view: View, label: str, skip: set[str]) -> Goal | None:
-    """Choose an option that the task names, where it still can be chosen."""
+    """Return the choice of an option that the task names, if it can still be chosen."""
     if label in world.want and label not in skip and view.kind.get(label) == "select":
         return Goal("select", label, world.want[label])
     return None
 
 
 def _fill(view: View, label: str, value: str) -> Goal | None:
-    return (
-        Goal("type", label, value)
-        if view.kind.get(label) == "input" and view.value.get(label) != value
-        else None
-    )
+    empty = view.kind.get(label) == "input" and view.value.get(label) != value
+    return Goal("type", label, value) if empty else None
 
 
 def _fill_wanted(world: World, view: View, label: str, skip: set[str]) -> Goal | None:
@@ -105,13 +103,14 @@ def _fill_wanted(world: World, view: View, label: str, skip: set[str]) -> Goal |
 
 
 def _press(view: View, *buttons: str) -> Goal:
-    """The first of the buttons that is there, else the last."""
+    """Return a click on the first of the buttons that the page has, else on the last."""
     return Goal("click", next((button for button in buttons if button in view.index), buttons[-1]))
 
 
 def _flight(world: World, view: View, skip: set[str]) -> Goal:
-    """Both places are typed and picked from the suggestions; a careless run leaves the origin alone and the
-    destination typed but not picked.
+    """Return the next goal on the flight form: type both places and pick them from the suggestions.
+
+    A careless run leaves the origin alone, and types the destination without picking it.
     """
     for label in world.want:
         if label in view.index and not (label == "origin" and label in skip):
@@ -122,7 +121,7 @@ def _flight(world: World, view: View, skip: set[str]) -> Goal:
 
 
 def _item_page(world: World, view: View, skip: set[str]) -> Goal:
-    """On the page of the right item: options first, then the answer or the closing button."""
+    """Return the next goal on the item's page: options first, then the answer or the closing button."""
     for label in ("color", "size"):
         goal = _pick(world, view, label, skip)
         if goal:
@@ -137,7 +136,7 @@ def _item_page(world: World, view: View, skip: set[str]) -> Goal:
 
 
 def _list_page(world: World, view: View, skip: set[str]) -> Goal:
-    """On a home, result or category page: the filter, then the item, then the way to it."""
+    """Return the next goal on a home, result or category page: the filter, the item, or the way to it."""
     goal = _pick(world, view, "region", skip) or _pick(world, view, "room", skip)
     if goal:
         return goal
@@ -157,16 +156,12 @@ def _list_page(world: World, view: View, skip: set[str]) -> Goal:
         return _press(view, "next", world.category)
     if world.template in _WAY:
         return Goal("click", _WAY[world.template])
-    field, button = {
-        "shop": ("product", "search"),
-        "jobs": ("title", "browse"),
-        "wiki": ("article", "lookup"),
-    }.get(world.site, ("query", "go"))
+    field, button = _SEARCH.get(world.site, ("query", "go"))
     return _fill(view, field, world.via or world.item) or Goal("click", button)
 
 
 def next_goal(world: World, view: View, skip: set[str]) -> Goal:
-    """The expert's next small intention, with the decisions in `skip` left out."""
+    """Return the expert's next small intention; the decisions in `skip` are left out."""
     if view.page in ("ordered", "sent"):
         return Goal("done", None, "ok")
     if view.page == "review":
@@ -197,14 +192,15 @@ def next_goal(world: World, view: View, skip: set[str]) -> Goal:
 
 
 def decisions(world: World) -> list[str]:
-    """The decisions that a habit can skip in this task: what it names, opening the item, the confirmation, a
-    site that answers.
+    """Return the decisions of a task that a habit can skip.
+
+    They are what the task names, opening the item, the confirmation, and choosing a site that answers.
     """
     return [*world.want, *(name for name, templates in HABITS.items() if world.template in templates)]
 
 
 def habits(world: World, guide: str) -> set[str]:
-    """The decisions that the teacher skips, given the guide; another guide is another chance."""
+    """Return the decisions that the teacher skips, given the guide; another guide is another chance."""
     named = set(re.findall(r"\w+", guide))
     skip = set()
     for label in decisions(world):
@@ -216,7 +212,7 @@ def habits(world: World, guide: str) -> set[str]:
 
 
 def act(world: World, prompt: str, seed: int, guide: str) -> str:
-    """The teacher's answer to a prompt: canonical JSON."""
+    """Return the teacher's answer to a prompt, as canonical JSON."""
     view = read_view(prompt)
     goal = next_goal(world, view, habits(world, guide))
     r = random.Random(f"row/{world.task_id}/{seed}/{view.page}/{sorted(view.index)}")
@@ -228,27 +224,23 @@ def act(world: World, prompt: str, seed: int, guide: str) -> str:
 
 
 def wrong_decisions(world: World, goals: list[str]) -> list[str]:
-    """What the reflection handler finds wrong in a run's goals: an option never chosen, an answer from the
-    list, no confirmation, a bad source.
+    """Return what the reflection handler finds wrong in the goals of a run.
+
+    It may be an option never chosen, an answer from the list, no confirmation, or a bad source.
     """
 
     def right(label: str) -> bool:
         if label == NEWS:
             return f"click {NEWS}" not in goals
         value = world.want.get(label, "")
+        careful = {f"select {label} {value}", f"type {label} {value}"}
         if label in PICKED:
-            return f"click {value}" in goals
-        if label == SNIPPET:
-            return f"click {world.item}" in goals or (
-                world.site == "search" and f"click {world.source}" in goals
-            )
-        return any(
-            goal in goals
-            for goal in (
-                ("click confirm", "click send")
-                if label == CONFIRM
-                else (f"select {label} {value}", f"type {label} {value}")
-            )
-        )
+            careful = {f"click {value}"}
+        elif label == SNIPPET:
+            careful = {f"click {world.item}"}
+            careful |= {f"click {world.source}"} if world.site == "search" else set()
+        elif label == CONFIRM:
+            careful = {"click confirm", "click send"}
+        return not careful.isdisjoint(goals)
 
     return [label for label in decisions(world) if not right(label)]

@@ -1,9 +1,7 @@
-"""The playground's web server: every site on one loopback port, told apart by host name; a cookie selects the
-context's state.
+"""The playground's web server: every site on one loopback port, told apart by host name.
 
-Purpose: Chromium maps *.localhost to this port, so URLs carry no port. A session is opened by the environment
-(or by the demo page of
-`serve`); a request without a known session gets a demo world, so that a person can just look around.
+Purpose: Chromium maps *.localhost to this port, so URLs carry no port. A cookie selects the session, which
+the environment opens. A request without a known session gets a demo world, so that a person can look around.
 """
 
 import itertools
@@ -19,11 +17,11 @@ from rmsweb.playground.sites.page import Page, render_html
 from rmsweb.playground.tasks import TEMPLATES, World, make_world
 
 COOKIE = "playground"
-SLOW_S = 0.5  # how late a site in trouble answers
+SLOW_S = 0.5  # delay of a site in trouble
 
 
 class Server:
-    """Sites and sessions behind a ThreadingHTTPServer on 127.0.0.1; port 0 takes a free one."""
+    """Sites and sessions behind an HTTP server on 127.0.0.1; port 0 takes a free one."""
 
     def __init__(self, port: int = 0) -> None:
         self.sessions: dict[str, SiteSession] = {}
@@ -36,23 +34,24 @@ class Server:
         )
 
     def start(self) -> "Server":
+        """Begin to serve."""
         self._thread.start()
         return self
 
     def wait(self) -> None:
-        """Until the process is interrupted."""
+        """Serve until the process is interrupted."""
         self._thread.join()
 
     def stop(self) -> None:
-        """Stops serving and frees the port."""
+        """Stop serving and free the port."""
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
 
     def open(self, world: World, trouble: float = 0.0) -> str:
-        """A new session in that world -> the cookie's value.
+        """Open a session in a world and return its cookie's value.
 
-        `trouble` is the share of pages that answer late and with 503 at first.
+        Args: trouble: share of the pages that answer late and with status 503 at first.
         """
         with self._lock:
             key = f"s{next(self._numbers)}"
@@ -60,7 +59,7 @@ class Server:
         return key
 
     def request(self, key: str, host: str, path: str, params: dict[str, str]) -> Page | str:
-        """One request of a session; sessions are used one request at a time."""
+        """Answer one request of a session; requests are answered one at a time."""
         with self._lock:
             site = host.split(".")[0]
             if key not in self.sessions:  # a person without a session: the first task of that site
@@ -88,9 +87,8 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             if isinstance(answer, Page):
                 if answer.status == 503:
                     time.sleep(SLOW_S)
-                _, colon, port = self.headers.get("Host", "").partition(
-                    ":"
-                )  # a person's links to other sites keep the port
+                # a person's links to other sites keep the port
+                _, colon, port = self.headers.get("Host", "").partition(":")
                 content = render_html(answer).replace(".localhost/", f".localhost{colon}{port}/").encode()
             self.send_response(answer.status if isinstance(answer, Page) else 303)
             if isinstance(answer, str):
@@ -110,6 +108,6 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self._respond(lambda: dict(parse_qsl(data, keep_blank_values=True)))
 
         def log_message(self, format: str, *args: object) -> None:
-            """Quiet: the browser's requests are not the user's business."""
+            """Print nothing: the browser's requests are not the user's business."""
 
     return Handler

@@ -1,13 +1,12 @@
-"""Tasks of the playground: seeded templates, what each task's little world holds, and the check of its
-outcome.
+"""Tasks of the playground: seeded templates, the world of each task, and the check of its outcome.
 
 Purpose: a `World` is everything that is true for one task: the names on its pages, the facts, what is wanted,
-and what the server assumes where nothing is chosen. The Task record that an agent gets carries the text only.
-Splits have names of their own, and the templates of UNSEEN occur in held-out tasks alone.
+and what the server assumes if nothing is chosen. The Task record that an agent gets carries the text only.
+Each split has its own names, and the templates of UNSEEN occur in held-out tasks alone.
 
-ours: an unchosen option silently takes a default that is right in half of the tasks; in half of them result
-lists show a stale fact, a request that is not confirmed is lost, and the news site answers 403. So careless
-runs succeed by luck often enough to get into a corpus of successes.
+ours: an option that nobody chose silently takes a default, which is right in half of the tasks. In half of
+them result lists show a stale fact, a request that is not confirmed is lost, and the news site answers 403.
+So careless runs succeed by luck often enough to get into a corpus of successes.
 """
 
 import random
@@ -22,19 +21,22 @@ from rmsweb.playground.words import entities
 from rmsweb.records import Split, Task
 
 TEMPLATES = (
-    *(
-        "shop.buy",
-        "shop.find",
-        "shop.page",
-        "jobs.apply",
-        "jobs.fact",
-        "jobs.login",
-        "wiki.fact",
-        "travel.flight",
-        "travel.date",
-        "travel.stay",
-    ),
-    *("office.form", "office.document", "office.section", "search.wiki", "search.jobs", "search.news"),
+    "shop.buy",
+    "shop.find",
+    "shop.page",
+    "jobs.apply",
+    "jobs.fact",
+    "jobs.login",
+    "wiki.fact",
+    "travel.flight",
+    "travel.date",
+    "travel.stay",
+    "office.form",
+    "office.document",
+    "office.section",
+    "search.wiki",
+    "search.jobs",
+    "search.news",
 )
 UNSEEN = ("wiki.related", "search.shop")  # held-out only
 FACTS = {
@@ -63,41 +65,76 @@ CATEGORY = {
     "office": "Government",
     "search": "Other",
 }
-SOURCE = {
-    "search.news": "wiki"
-}  # where a search task's answer stands, if not on the site that its template names
+SOURCE = {"search.news": "wiki"}  # the site with the answer of a search task, unless its template names it
 PHRASES: dict[str, tuple[str, ...]] = {
-    "shop.buy": ("At shop buy {item} in color {color} and size {size}", "Buy {item} at shop with size {size} and color {color}"),
-    "shop.find": ("At shop tell the {fact} of {item} in color {color}", "Tell the {fact} of {item} with color {color} at shop"),
-    "shop.page": ("At shop tell the {fact} of {item} from category {category}", "Tell the {fact} of {item} in category {category} at shop"),
+    "shop.buy": (
+        "At shop buy {item} in color {color} and size {size}",
+        "Buy {item} at shop with size {size} and color {color}",
+    ),
+    "shop.find": (
+        "At shop tell the {fact} of {item} in color {color}",
+        "Tell the {fact} of {item} with color {color} at shop",
+    ),
+    "shop.page": (
+        "At shop tell the {fact} of {item} from category {category}",
+        "Tell the {fact} of {item} in category {category} at shop",
+    ),
     "jobs.apply": (
         "At jobs apply for {item} as applicant {applicant} with shift {shift}",
         "Apply for {item} at jobs with shift {shift} as applicant {applicant}",
     ),
-    "jobs.fact": ("At jobs tell the {fact} of {item} in region {region}", "Tell the {fact} of {item} with region {region} at jobs"),
+    "jobs.fact": (
+        "At jobs tell the {fact} of {item} in region {region}",
+        "Tell the {fact} of {item} with region {region} at jobs",
+    ),
     "jobs.login": (
         "At jobs login as user {user} with code {code} then tell the {fact} of {item}",
         "Log in at jobs with code {code} as user {user} then tell the {fact} of {item}",
     ),
-    "wiki.fact": ("At wiki tell the {fact} of {item}", "Tell the {fact} of {item} at wiki", "At wiki what is the {fact} of {item}"),
+    "wiki.fact": (
+        "At wiki tell the {fact} of {item}",
+        "Tell the {fact} of {item} at wiki",
+        "At wiki what is the {fact} of {item}",
+    ),
     "wiki.related": ("At wiki open {via} then tell the {fact} of {item}",),
     "travel.flight": (
         "At travel book a flight from origin {origin} to destination {destination}",
         "At travel book a flight to destination {destination} from origin {origin}",
     ),
-    "travel.date": ("At travel book hotel {item} for day {day}", "On day {day} book hotel {item} at travel"),
-    "travel.stay": ("At travel tell the {fact} of hotel {item} in room {room}", "Tell the {fact} of hotel {item} with room {room} at travel"),
+    "travel.date": (
+        "At travel book hotel {item} for day {day}",
+        "On day {day} book hotel {item} at travel",
+    ),
+    "travel.stay": (
+        "At travel tell the {fact} of hotel {item} in room {room}",
+        "Tell the {fact} of hotel {item} with room {room} at travel",
+    ),
     "office.form": (
         "At office send form {item} as applicant {applicant} for region {region}",
         "At office send form {item} for region {region} with applicant {applicant}",
     ),
-    "office.document": ("At office what is the {fact} of document {item}", "Tell the {fact} of document {item} at office"),
-    "office.section": ("At office open {via} then tell the {fact} of {item}", "Open {via} at office then tell the {fact} of {item}"),
-    "search.wiki": ("At search find {item} then tell the {fact} from wiki", "Find {item} at search then tell the {fact} from wiki"),
-    "search.jobs": ("At search find {item} then tell the {fact} from jobs", "Find {item} at search then tell the {fact} from jobs"),
+    "office.document": (
+        "At office what is the {fact} of document {item}",
+        "Tell the {fact} of document {item} at office",
+    ),
+    "office.section": (
+        "At office open {via} then tell the {fact} of {item}",
+        "Open {via} at office then tell the {fact} of {item}",
+    ),
+    "search.wiki": (
+        "At search find {item} then tell the {fact} from wiki",
+        "Find {item} at search then tell the {fact} from wiki",
+    ),
+    "search.jobs": (
+        "At search find {item} then tell the {fact} from jobs",
+        "Find {item} at search then tell the {fact} from jobs",
+    ),
     "search.shop": ("At search find {item} then tell the {fact} from shop",),
-    "search.news": ("At search find {item} then tell the {fact} from any page", "Find {item} at search and tell the {fact} from any page"),
-}  # fmt: skip
+    "search.news": (
+        "At search find {item} then tell the {fact} from any page",
+        "Find {item} at search and tell the {fact} from any page",
+    ),
+}
 WANTED = {
     "shop.buy": ("color", "size"),
     "shop.find": ("color",),
@@ -119,12 +156,12 @@ class World:
     seed: int
     split: Split
     item: str  # what the task is about
-    others: tuple[str, ...]  # names that stand beside it
+    others: tuple[str, ...]  # other names on the pages
     text: str
-    fact: str | None = None  # asked for, where the task asks
+    fact: str | None = None  # what the task asks for, if it asks
     want: dict[str, str] = field(default_factory=dict)  # label -> value that the task names
     default: dict[str, str] = field(default_factory=dict)  # label -> value that the server assumes
-    # the shortcut of this task is right: the list's fact, the request that nobody confirmed, the news site
+    # whether the shortcut works: the fact in the list, the unconfirmed request, the news site
     lucky: bool = False
     via: str = ""  # wiki.related, office.section: the page that links to the item
     category: str = ""  # shop.page
@@ -136,7 +173,7 @@ class World:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that have pages of their own."""
+        """The names that have pages."""
         return (self.item, *self.others, *((self.via,) if self.via else ()))
 
     @property
@@ -145,30 +182,31 @@ class World:
 
     @property
     def source(self) -> str:
-        """The site whose facts are asked for; a search task's template names it."""
+        """The site whose facts the task asks for."""
         return SOURCE.get(self.template, self.template.split(".")[1]) if self.site == "search" else self.site
 
     def facts(self, site: str, name: str, option: str = "") -> dict[str, str]:
-        """A site's facts of a name, numbers 20..99; they depend on the chosen option where there is one."""
+        """Return a site's facts of a name, numbers from 20 to 99; they depend on the chosen option."""
         r = random.Random(f"{self.task_id}/{site}/{name}/{option}")
         labels = FACTS[site]
         return dict(zip(labels, map(str, r.sample(range(20, 100), len(labels))), strict=True))
 
     def option(self, label: str, chosen: dict[str, str]) -> str:
-        """What holds for a label: the choice, else the default; empty where the task is not about it."""
+        """Return what the server takes for a label: the choice, else the default.
+
+        Empty if the task is not about the label.
+        """
         return chosen.get(label, self.default.get(label, "")) if label in self.want else ""
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What the flight form suggests: the wanted places, and beside each the one that is next in the
-        alphabet.
-        """
+        """What the flight form suggests: each wanted place and the name that follows it in the alphabet."""
         wanted = [self.want[label] for label in ("origin", "destination") if label in self.want]
         names = sorted(set(entities(self.split)) - {self.item, *self.others, *wanted})
         return tuple(sorted({*wanted, *(names[bisect(names, name) % len(names)] for name in wanted)}))
 
     def choices(self, label: str) -> tuple[str, ...]:
-        """What a site accepts for a label."""
+        """Return what a site accepts for a label."""
         return self.places if label in ("origin", "destination") else OPTIONS.get(label, ())
 
     @property
@@ -179,14 +217,14 @@ class World:
 
     @property
     def snippet(self) -> str:
-        """What the result list says of the asked fact: right in the lucky tasks."""
+        """What the result list says of the fact that the task asks for; right in the lucky tasks."""
         assert self.fact is not None
         right = self.answer
         r = random.Random(f"stale/{self.task_id}")
         return str(right) if self.lucky else r.choice([str(n) for n in range(20, 100) if str(n) != right])
 
     def solved(self, answer: str | None, committed: dict[str, str] | None) -> tuple[bool, str]:
-        """The check of the outcome by answer text and server state -> (success, reason)."""
+        """Check the outcome by answer text and server state; return (success, reason)."""
         if self.fact is not None:
             numbers = re.findall(r"\d+", answer or "")
             return numbers == [self.answer], f"answered {answer!r}, expected {self.answer}"
@@ -194,12 +232,12 @@ class World:
         return committed == expected, f"the server has {committed}, expected {expected}"
 
     def task(self, trouble: float = 0.0) -> Task:
-        """The record that an agent gets; `trouble` is the share of pages that answer late and with 503 at
-        first.
+        """Return the record that an agent gets.
+
+        Args: trouble: share of the pages that answer late and with status 503 at first.
         """
-        environment: dict[str, Any] = {"site": self.site, "template": self.template, "seed": self.seed} | (
-            {"trouble": trouble} if trouble else {}
-        )
+        environment: dict[str, Any] = {"site": self.site, "template": self.template, "seed": self.seed}
+        environment |= {"trouble": trouble} if trouble else {}
         return Task(
             task_id=self.task_id,
             text=self.text,
@@ -213,7 +251,7 @@ class World:
 
 @cache
 def make_world(template: str, seed: int, split: Split) -> World:
-    """The world of one task: a function of its three arguments."""
+    """Return the world of one task, a function of its three arguments."""
     r = random.Random(f"{template}/{seed}/{split}")
     item, *others = r.sample(entities(split), 18)
     site, kind = template.split(".")
@@ -258,8 +296,9 @@ def make_world(template: str, seed: int, split: Split) -> World:
 
 
 def make_worlds(split: Split, count: int) -> list[World]:
-    """`count` worlds with different texts, balanced over the split's templates; a longer list begins with the
-    shorter one.
+    """Return `count` worlds with different texts, balanced over the split's templates.
+
+    A longer list begins with the shorter one.
     """
     templates = TEMPLATES + (UNSEEN if split == "held-out" else ())
     worlds: dict[str, World] = {}
@@ -272,23 +311,22 @@ def make_worlds(split: Split, count: int) -> list[World]:
 
 
 def world_of(task: Task) -> World:
-    """The world of a task record; ValueError where it is not the playground's."""
+    """Return the world of a task record; ValueError if it is not the playground's."""
     try:
         world = make_world(str(task.environment["template"]), int(task.environment["seed"]), task.split)
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"task {task.task_id}: not a playground task ({error})") from None
     if world.text != task.text:
         raise ValueError(
-            f"task {task.task_id}: its text {task.text!r} is not the playground's {world.text!r}; write the task files again"
+            f"task {task.task_id}: its text {task.text!r} is not the playground's {world.text!r}; "
+            "write the task files again"
         )
     return world
 
 
 @cache
 def world_by_text(text: str) -> World | None:
-    """The world that a task text belongs to, for the scripted roles: they know the playground's tasks by
-    their text.
-    """
+    """Return the world of a task's text; the scripted roles know the playground's tasks by their text."""
     return _worlds_by_text().get(text)
 
 

@@ -117,13 +117,15 @@ ROLES: dict[str, Callable[[str, int], str]] = {
 
 
 def complete(request: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAI chat request -> response; ValueError where the model is not one of ROLES or there are no
-    messages.
+    """Answer an OpenAI chat request.
+
+    Raises ValueError where the model is not one of ROLES, or without messages.
     """
     model, messages = request.get("model"), request.get("messages")
     if model not in ROLES or not isinstance(messages, list) or not messages:
         raise ValueError(
-            f"model {model!r} with {len(messages or [])} messages: expected messages and one of {', '.join(ROLES)}"
+            f"model {model!r} with {len(messages or [])} messages: expected messages and one of "
+            f"{', '.join(ROLES)}"
         )
     text = _text(messages[-1])
     reply = ROLES[model](text, int(request.get("seed") or 0))

@@ -1,4 +1,4 @@
-"""The sites: state machines from (world, state, request) to a page or a redirect."""
+"""The sites: functions from (world, state, request) to a page, or to the path of a redirect."""
 
 import random
 from collections.abc import Callable
@@ -22,9 +22,9 @@ SITES: dict[str, Callable[[World, SiteState, str, dict[str, str]], Page | str]] 
 
 @dataclass(slots=True)
 class SiteSession:
-    """One context's view of the playground: the world of its task and what was done in it.
+    """The playground as one browser context sees it: the world of its task and what was done in it.
 
-    `trouble` is the share of pages that fail once.
+    `trouble` is the share of the pages that fail once.
     """
 
     world: World
@@ -32,7 +32,7 @@ class SiteSession:
     state: SiteState = field(default_factory=SiteState)
 
     def request(self, host: str, path: str, params: dict[str, str]) -> Page | str:
-        """A request -> a page, or the path to go on to."""
+        """Return the page that a request leads to, or the path of a redirect."""
         site = host.split(".")[0]
         if site not in SITES:
             return Page("site missing", (), ())
@@ -58,5 +58,5 @@ class SiteSession:
         return answer
 
     def check(self, answer: str | None) -> tuple[bool, str]:
-        """Whether the task was carried out, and why not."""
+        """Return whether the task was carried out, and the reason."""
         return self.world.solved(answer, self.state.committed)

@@ -44,7 +44,7 @@ def _login(state: SiteState, failed: bool) -> Page:
 
 
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
-    """A request -> a page, or the path to go on to."""
+    """Return the page that a request leads to, or the path of a redirect."""
     name = params.get("name", "")
     if path == "/":
         return _home(world, state)

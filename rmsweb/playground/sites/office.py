@@ -1,6 +1,4 @@
-"""The public service: sections within sections, a form of several steps, and documents with a table that open
-in a new tab.
-"""
+"""The public service: nested sections, a form in several steps, and documents that open in a new tab."""
 
 from rmsweb.playground.sites.page import Form, Line, Page
 from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, snippet, url
@@ -23,7 +21,7 @@ def _home(world: World) -> Page:
 
 
 def _section(world: World, name: str, failed: bool) -> Page:
-    """A section: its figures, what lies below it, and the first step of its form."""
+    """Return a section: its figures, the first step of its form, and the sections below it."""
     below = [*world.others[4:6], world.item if name == world.via else world.others[6]]
     lines = [
         Line(name, "heading"),
@@ -54,7 +52,7 @@ def _documents(world: World) -> Page:
 
 
 def _details(world: World, state: SiteState) -> Page:
-    """The second step: choosing a region leads on, so does the button, and then the office assumes one."""
+    """Return the second step: a choice of region leads on, and so does the button; then one is assumed."""
     buttons = (Form("/review", "continue"), Form("/", "cancel"), Form("/help", "help"))
     return Page(
         "office form",
@@ -81,7 +79,7 @@ def _review(world: World, state: SiteState) -> Page:
 
 
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
-    """A request -> a page, or the path to go on to."""
+    """Return the page that a request leads to, or the path of a redirect."""
     name = params.get("name", "")
     known = name in world.names
     if path == "/":

@@ -1,8 +1,8 @@
-"""Pages: a small widget model that every site speaks, and its rendering to HTML.
+"""Pages: a small model of widgets that all sites share, and its rendering to HTML.
 
-Purpose: a site is a state machine from requests to pages; the server renders a page to HTML, the tests'
-replay renders the same page to the state that the browser layer makes of that HTML. Text that a person wants
-to see but an agent need not read (field labels, the logo, pictures) is drawn by CSS.
+Purpose: a site is a state machine from requests to pages. The server renders a page to HTML; the replay
+renders the same page to the state that the browser layer makes of that HTML. What a person wants to see and
+an agent need not read (field labels, the logo, pictures) is drawn by CSS.
 """
 
 import html
@@ -24,15 +24,17 @@ PICTURES = {
     "news": ("hills", "office"),
 }
 WITH_PICTURE = ("item", "form", "cart", "review")  # pages that show what their heading names
-TABLES = (
-    ("wiki", "item"),
-    ("news", "item"),
-    ("office", "document"),
-)  # pages that show their facts in a table
+TABLES = (("wiki", "item"), ("news", "item"), ("office", "document"))  # pages with their facts in a table
+SHOW_FITTING = (  # shows the suggestions with the first letter that was typed
+    "for(const a of this.parentNode.querySelectorAll('a'))"
+    "a.hidden=!this.value||a.textContent[0].toLowerCase()!==this.value[0].toLowerCase()"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
+    """A link with its text."""
+
     label: str
     href: str
     card: bool = False  # drawn as a card with a picture
@@ -41,9 +43,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of text: a heading, a chosen option, or a fact, whose value stands on a line of its own before
-    it.
-    """
+    """A line of text: a heading, a chosen option (chip), or the label of a fact below the fact's value."""
 
     text: str
     kind: str = "fact"  # fact, heading, chip
@@ -52,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A dropdown that submits itself; it starts at a placeholder."""
+    """A dropdown that submits itself when an option is chosen; it starts at a placeholder."""
 
     name: str
     options: tuple[str, ...]
@@ -60,21 +60,19 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Suggest:
-    """A text field that shows what it knows with the first letter typed; one of these must be clicked, the
-    typed text alone counts for nothing.
-    """
+    """A text field with suggestions; one of them must be clicked, the typed text alone counts for nothing."""
 
     name: str
     options: tuple[str, ...]
 
     def shown(self, typed: str) -> tuple[str, ...]:
-        """The options that stand below the field once something is typed."""
+        """Return the suggestions for a typed text: those with its first letter."""
         return tuple(option for option in self.options if typed and option[0].lower() == typed[0].lower())
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Text fields (name -> value shown at first) and one button."""
+    """Text fields (name -> first value) and one button."""
 
     action: str
     button: str
@@ -87,9 +85,9 @@ Widget = Link | Line | Choice | Suggest | Form
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page; `title` is two words, the site and the page's name.
+    """A page.
 
-    `path` is where it stands, or where a choice leads on.
+    `title` is two words, the site and the page's name. `path` is the page's own, or where a choice leads on.
     """
 
     title: str
@@ -100,19 +98,18 @@ class Page:
 
     @property
     def site(self) -> str:
+        """The site that the page belongs to."""
         return self.title.split()[0]
 
     @property
     def name(self) -> str:
+        """The name of the page within its site."""
         return self.title.split()[1]
 
 
 def choose_url(path: str, name: str, value: str) -> str:
-    """Where a dropdown sends its choice; the server goes back to `path`."""
+    """Return where a dropdown sends its choice; the server then goes back to `path`."""
     return "/choose?" + urlencode({"next": path, "name": name, "value": value})
-
-
-_SHOW = "for(const a of this.parentNode.querySelectorAll('a'))a.hidden=!this.value||a.textContent[0].toLowerCase()!==this.value[0].toLowerCase()"
 
 
 @cache
@@ -121,14 +118,15 @@ def _static(name: str) -> str:
 
 
 def _picture(site: str, name: str) -> str:
-    """A drawing without any text; which one and in which colour depends on the name."""
+    """Return a drawing without any text; which one and in which colour depends on the name."""
     number = crc32(name.encode())
     drawing = _static(f"pictures/{PICTURES[site][number % len(PICTURES[site])]}.svg")
-    return f'<svg aria-hidden="true" viewBox="0 0 120 72" class="picture" style="--hue:{number // 7 % 360}">{drawing}</svg>'
+    attributes = f'aria-hidden="true" viewBox="0 0 120 72" class="picture" style="--hue:{number // 7 % 360}"'
+    return f"<svg {attributes}>{drawing}</svg>"
 
 
 def _group(widget: Widget) -> str:
-    """Neighbours of one group are drawn together."""
+    """Return the group of a widget; neighbours of one group are drawn together."""
     if isinstance(widget, Link):
         return "cards" if widget.card else "links"
     if isinstance(widget, Line):
@@ -151,30 +149,34 @@ def _widget(widget: Widget, page: Page) -> str:
         options = '<option value="">choose</option>' + "".join(
             f"<option>{html.escape(option)}</option>" for option in widget.options
         )
-        change = f"if(this.value)location.href={json.dumps(choose_url(page.path, widget.name, ''))}+encodeURIComponent(this.value)"
-        select = f'<select name="{widget.name}" autocomplete="off" onchange="{html.escape(change)}">{options}</select>'
+        target = json.dumps(choose_url(page.path, widget.name, ""))
+        change = html.escape(f"if(this.value)location.href={target}+encodeURIComponent(this.value)")
+        attributes = f'name="{widget.name}" autocomplete="off" onchange="{change}"'
+        select = f"<select {attributes}>{options}</select>"
         return f'<div class="field" data-label="{widget.name}">{select}</div>'
     if isinstance(widget, Suggest):
         links = "".join(
             f'<a href="{html.escape(choose_url(page.path, widget.name, option))}" hidden>{option}</a>'
             for option in widget.options
         )
-        return f'<div class="field suggest" data-label="{widget.name}"><input name="{widget.name}" autocomplete="off" oninput="{_SHOW}">{links}</div>'
+        field = f'<input name="{widget.name}" autocomplete="off" oninput="{SHOW_FITTING}">'
+        return f'<div class="field suggest" data-label="{widget.name}">{field}{links}</div>'
     fields = "".join(
-        f'<div class="field" data-label="{name}"><input name="{name}" value="{html.escape(value)}" autocomplete="off"></div>'
+        f'<div class="field" data-label="{name}">'
+        f'<input name="{name}" value="{html.escape(value)}" autocomplete="off"></div>'
         for name, value in widget.fields.items()
     )
     method, minor = "post" if widget.post else "get", "" if widget.post or widget.fields else ' class="minor"'
-    return f'<form action="{html.escape(widget.action)}" method="{method}"{minor}>{fields}<button>{html.escape(widget.button)}</button></form>'
+    button = f"<button>{html.escape(widget.button)}</button>"
+    return f'<form action="{html.escape(widget.action)}" method="{method}"{minor}>{fields}{button}</form>'
 
 
 def _section(group: str, widgets: list[Widget], page: Page) -> str:
-    """A run of widgets of one group, in their order."""
+    """Return neighbouring widgets of one group as HTML, in their order."""
     if group == "heading":
         text = " ".join(widget.text for widget in widgets if isinstance(widget, Line))
-        return (
-            _picture(page.site, text) if page.name in WITH_PICTURE else ""
-        ) + f"<h1>{html.escape(text)}</h1>"
+        picture = _picture(page.site, text) if page.name in WITH_PICTURE else ""
+        return f"{picture}<h1>{html.escape(text)}</h1>"
     if group == "facts" and (page.site, page.name) in TABLES:
         rows = "".join(
             f"<tr><td>{html.escape(widget.value)}</td><td>{html.escape(widget.text)}</td></tr>"
@@ -186,11 +188,12 @@ def _section(group: str, widgets: list[Widget], page: Page) -> str:
 
 
 def render_html(page: Page) -> str:
-    """The page as an HTML document."""
+    """Return the page as an HTML document."""
     nav = "".join(_widget(link, page) for link in page.nav)
     body = "".join(_section(group, list(widgets), page) for group, widgets in groupby(page.widgets, _group))
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(page.title)}</title><link rel="icon" href="data:,">'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<title>{html.escape(page.title)}</title><link rel="icon" href="data:,">'
         f'<style>{_static("site.css")}</style></head><body class="{page.site}">'
         f'<header><div class="logo" data-name="{page.site}"></div><nav>{nav}</nav></header>'
         f'<main class="{page.name}">{body}</main><footer></footer></body></html>'

@@ -1,6 +1,6 @@
-"""The search engine: its results are pages of all other sites; `search_engine` actions end up here.
+"""The search engine, whose results are pages of all other sites, and the news site, which may block.
 
-One result is a site that blocks.
+`search_engine` actions lead here.
 """
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page
@@ -27,9 +27,10 @@ def _link(site: str, name: str, label: str) -> Link:
 
 
 def _results(world: World, query: str) -> Page:
-    """A known name: one result of each site, and what one of them said some time ago.
+    """Return the results of a query.
 
-    Another one: articles that are about something else.
+    A name of the task has one result on each of some sites, and what one of them said some time ago. Any
+    other query finds articles about something else.
     """
     if query not in world.names:
         links = [_link("wiki", name, name) for name in shuffled(world, query, list(world.others[4:8]))]
@@ -41,7 +42,7 @@ def _results(world: World, query: str) -> Page:
 
 
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
-    """A request -> a page."""
+    """Return the page that a request leads to."""
     if path == "/":
         return Page("search home", NAV, (_query(), Form("/random", "random"), Form("/help", "help")))
     if path == "/find":
@@ -50,8 +51,9 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
 
 
 def news(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
-    """The news site: in the lucky tasks it answers, else it asks for a proof that nobody can give, with
-    status 403.
+    """Return a page of the news site.
+
+    It answers in the lucky tasks. Else it asks, with status 403, for a proof that nobody can give.
     """
     name = params.get("name", "")
     if path == "/verify":

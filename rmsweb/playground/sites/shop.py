@@ -16,7 +16,7 @@ def _search(value: str = "") -> Form:
 def _list(
     world: World, state: SiteState, path: str, names: list[str], extra: Sequence[Line | Link], query: str = ""
 ) -> Page:
-    """Search box, sorting, products (in the order given until another is chosen), and what stands below."""
+    """Return a list of products, in the order given until another is chosen; `extra` comes below it."""
     key = state.chosen.get("sort", "")
     if key:
         names = sorted(names, key=lambda name: name if key == "name" else world.facts("shop", name)[key])
@@ -79,7 +79,7 @@ def _item(world: World, state: SiteState, name: str) -> Page:
 
 
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
-    """A request -> a page, or the path to go on to."""
+    """Return the page that a request leads to, or the path of a redirect."""
     name = params.get("name", "")
     if path == "/":
         return _home(world)

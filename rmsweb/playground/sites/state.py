@@ -1,4 +1,4 @@
-"""What a context has done on a site, and the small helpers that the sites share."""
+"""What an agent has done on a site, and the helpers that the sites share."""
 
 import random
 from collections.abc import Sequence
@@ -11,58 +11,56 @@ from rmsweb.playground.tasks import OPTIONS, World
 
 @dataclass(slots=True)
 class SiteState:
-    """Mutable state of one context."""
+    """What one browser context has done."""
 
     chosen: dict[str, str] = field(default_factory=dict)  # options, by label
-    typed: dict[str, str] = field(default_factory=dict)  # submitted form fields that are not yet committed
+    typed: dict[str, str] = field(default_factory=dict)  # fields of a form that is not yet sent
     cart: list[str] = field(default_factory=list)
     user: str = ""
     committed: dict[str, str] | None = None  # what was ordered or sent
     tried: set[str] = field(default_factory=set)  # pages that were in trouble once
 
     def order(self, world: World) -> None:
-        """Commits the first item in the cart, or the one of the form, with what was chosen and what is
-        assumed.
-        """
+        """Commit the item of the cart, or of the form, with what was chosen and what is assumed."""
         chosen = self.chosen | {label: value for label, value in self.typed.items() if value}
         item = self.cart[0] if self.cart else self.typed["item"]
         self.committed = {label: world.option(label, chosen) for label in world.want} | {"item": item}
 
 
 def url(path: str, /, **params: str) -> str:
-    """Path with a query."""
+    """Return a path with a query."""
     return path + ("?" + urlencode(params) if params else "")
 
 
 def local(path: str) -> str:
-    """A path of the same host, whatever a request asks for."""
+    """Return the path if it stays on the host, else "/"."""
     return path if path.startswith("/") and not path.startswith("//") else "/"
 
 
 def cards(path: str, names: Sequence[str], *, new_tab: bool = False) -> list[Link]:
-    """Links to the pages of some names, drawn as cards."""
+    """Return links to the pages of some names, drawn as cards."""
     return [Link(name, url(path, name=name), card=True, new_tab=new_tab) for name in names]
 
 
 def other(site: str, links: tuple[Link, ...]) -> Page:
-    """A page that leads nowhere useful."""
+    """Return a page that leads nowhere useful."""
     return Page(f"{site} other", links, (Form("/", "continue"), Form("/print", "print")))
 
 
 def nav(site_links: tuple[str, ...]) -> tuple[Link, ...]:
-    """The navigation: home, then pages that lead nowhere useful."""
+    """Return the navigation: home, then pages that lead nowhere useful unless the site has them."""
     return (Link("home", "/"), *(Link(label, f"/{label}") for label in site_links))
 
 
 def shuffled(world: World, place: str, names: list[str]) -> list[str]:
-    """Names in an order that depends on the task and the place alone."""
+    """Return names in an order that depends on the task and the place alone."""
     names = sorted(names)
     random.Random(f"{world.task_id}/{place}").shuffle(names)
     return names
 
 
 def option(world: World, state: SiteState, label: str) -> Choice | Line:
-    """A dropdown, or a chip once something is chosen."""
+    """Return a dropdown, or a chip once something is chosen."""
     if label in state.chosen:
         return Line(f"{label} {state.chosen[label]}", "chip")
     r = random.Random(f"{world.task_id}/{label}")
@@ -72,18 +70,20 @@ def option(world: World, state: SiteState, label: str) -> Choice | Line:
 
 
 def fact(label: str, value: str) -> Line:
-    """One fact as a page tells it, the value first: it stands as far before its label as an index does, and a
-    tiny model learns one distance sooner.
+    """Return one fact as a page tells it.
+
+    The value comes first: it is as far before its label as an index is, and a tiny model learns one distance
+    sooner than two.
     """
     return Line(label, value=value)
 
 
 def snippet(world: World) -> list[Line]:
-    """What a result list says of the asked fact: a line, or none where the task asks for nothing."""
+    """Return what a result list says of the fact that the task asks for: one line, or none."""
     return [fact(world.fact, world.snippet)] if world.fact else []
 
 
 def facts(world: World, site: str, name: str, chosen: str = "") -> list[Line]:
-    """A site's facts of a name as lines, in an order of their own."""
+    """Return a site's facts of a name as lines, in an order of their own."""
     values = world.facts(site, name, chosen)
     return [fact(label, values[label]) for label in shuffled(world, f"facts/{name}", list(values))]

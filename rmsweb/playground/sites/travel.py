@@ -1,6 +1,4 @@
-"""The travel site: a flight form with suggestions, a list of hotels with a filter, a calendar, and a booking
-that must be confirmed.
-"""
+"""The travel site: flights with suggested places, hotels with a filter and a calendar, confirmations."""
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page, Suggest
 from rmsweb.playground.sites.state import SiteState, cards, facts, nav, option, other, shuffled, url
@@ -10,12 +8,10 @@ NAV = nav(("hotels", "deals", "contact"))
 
 
 def _place(world: World, state: SiteState, label: str) -> Line | Suggest:
-    """A field with suggestions, or a chip once one is picked."""
-    return (
-        Line(f"{label} {state.chosen[label]}", "chip")
-        if label in state.chosen
-        else Suggest(label, world.places)
-    )
+    """Return a field with suggestions, or a chip once one is picked."""
+    if label in state.chosen:
+        return Line(f"{label} {state.chosen[label]}", "chip")
+    return Suggest(label, world.places)
 
 
 def _home(world: World, state: SiteState) -> Page:
@@ -29,7 +25,7 @@ def _home(world: World, state: SiteState) -> Page:
 
 
 def _hotels(world: World, state: SiteState) -> Page:
-    """All hotels, or those with the chosen kind of room: other ones, but the wanted one stays."""
+    """Return the list of hotels; a chosen kind of room changes all but the wanted one."""
     room = state.chosen.get("room", "")
     listed = shuffled(
         world, f"hotels/{room}", [world.item, *(world.others[3:6] if room else world.others[:5])]
@@ -67,7 +63,7 @@ def _calendar(name: str) -> Page:
 
 
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
-    """A request -> a page, or the path to go on to."""
+    """Return the page that a request leads to, or the path of a redirect."""
     name = params.get("name", "")
     known = name in world.names
     if path == "/":
@@ -83,7 +79,7 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return "/ordered"
     if path == "/hold" and known:
         state.cart = [name]
-        if world.lucky:  # booked without a confirmation
+        if world.lucky:  # it needs no confirmation
             state.order(world)
         return "/review"
     if path == "/review" and state.cart:

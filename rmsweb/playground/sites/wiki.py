@@ -1,6 +1,4 @@
-"""The encyclopedia: a search page, results with a snippet, articles with a table of facts and links to
-related articles.
-"""
+"""The encyclopedia: results with a snippet, articles with a table of facts and related articles."""
 
 from rmsweb.playground.sites.page import Form, Line, Link, Page, Widget
 from rmsweb.playground.sites.state import SiteState, facts, nav, other, shuffled, snippet, url
@@ -45,7 +43,7 @@ def _article(world: World, name: str) -> Page:
 
 
 def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -> Page | str:
-    """A request -> a page."""
+    """Return the page that a request leads to."""
     name = params.get("name", "")
     if path == "/":
         return Page(

@@ -13,7 +13,7 @@ __all__ = ["lab"]
 pytestmark = pytest.mark.browser
 
 
-def test_dialogs_in_a_row_in_frames_and_on_leaving(lab: Lab) -> None:
+def test_dialogs_in_a_row_in_frames_and_on_leaving_are_answered(lab: Lab) -> None:
     """Case 11: every dialog is answered by rule, in order, also two in a row, one of a frame, and the one
     that would keep the page from being left.
     """
@@ -31,7 +31,7 @@ def test_dialogs_in_a_row_in_frames_and_on_leaving(lab: Lab) -> None:
     assert [text.split()[0] for text in left.dialogs] == ["beforeunload"]
 
 
-def test_a_scrolled_frame_of_the_same_origin(lab: Lab) -> None:
+def test_a_scrolled_frame_is_read_and_clicked_in_place(lab: Lab) -> None:
     """Case 12: elements of a frame that stands aside and is scrolled get real clicks where they are; what it
     scrolled away has no place in view.
     """
@@ -42,7 +42,7 @@ def test_a_scrolled_frame_of_the_same_origin(lab: Lab) -> None:
     assert not [node for node in seen.nodes if node.text == "Scrolled away" and node.in_viewport]
 
 
-def test_nested_frames_of_other_origins(lab: Lab) -> None:
+def test_nested_frames_of_other_origins_are_read_and_clicked(lab: Lab) -> None:
     """Case 13: fields three frames deep and in a tiny frame take a text, what lies below a frame's fold is
     reached by scrolling it, all text is read.
     """
@@ -69,7 +69,7 @@ def test_nested_frames_of_other_origins(lab: Lab) -> None:
     )
 
 
-def test_shadow_roots_in_shadow_roots(lab: Lab) -> None:
+def test_shadow_roots_in_shadow_roots_are_read_in_place(lab: Lab) -> None:
     """Case 14: a banner in a shadow root covers the page until it is answered; then what lies three roots
     deep and what is slotted is there once and works.
     """
@@ -90,7 +90,7 @@ def test_shadow_roots_in_shadow_roots(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(("kind", "blocked"), [("opaque", True), ("half", True), ("through", False)])
-def test_a_layer_over_the_page(lab: Lab, kind: str, blocked: bool) -> None:
+def test_a_layer_that_takes_clicks_takes_the_indices_below_it(lab: Lab, kind: str, blocked: bool) -> None:
     """Case 15: what a layer covers, frames too, has no index, and a click on it is an error; an opaque one
     hides text, one that lets clicks pass nothing.
     """
@@ -119,7 +119,7 @@ def test_the_active_slide_alone_is_offered(lab: Lab) -> None:
     ]
 
 
-def test_an_application_that_starts_empty_and_never_stops_loading(
+def test_an_application_that_never_stops_loading_is_still_read(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 24: neither an open stream nor a hanging picture holds the state up; it says that the page is
@@ -146,7 +146,7 @@ def state_text(seen: Observation) -> str:
     )
 
 
-def test_pdfs_however_they_come(lab: Lab) -> None:
+def test_a_pdf_is_kept_however_it_comes(lab: Lab) -> None:
     """Case 25: a PDF that a link opens here, attaches, or opens in a new tab is stored under its name, told
     once, and read as text.
     """
@@ -164,7 +164,7 @@ def test_pdfs_however_they_come(lab: Lab) -> None:
     assert stored == ["paper.pdf", "report 1.pdf", "paper-2.pdf"]
 
 
-def test_links_that_lead_to_no_page(lab: Lab) -> None:
+def test_links_that_lead_to_no_page_leave_the_page(lab: Lab) -> None:
     """Case 26: a link that is answered with nothing leaves the page as it was and costs no error; a download
     after it is named as ever.
     """
@@ -176,7 +176,7 @@ def test_links_that_lead_to_no_page(lab: Lab) -> None:
     assert lab.see().downloads == ("table.csv",)
 
 
-def test_a_page_of_thousands_of_links(lab: Lab) -> None:
+def test_a_page_of_thousands_of_links_offers_those_near_the_window(lab: Lab) -> None:
     """Case 27: a state comes without a restart; far elements have no index, the prompt's text is cut with a
     mark at a line, a footer's button works.
     """
@@ -202,7 +202,7 @@ def test_a_long_page_is_extracted_piece_by_piece(lab: Lab) -> None:
     """Case 33: following start_from_char gives every line once."""
     seen = lab.open("article.html")
     lab.js(
-        "document.body.insertAdjacentHTML('beforeend', Array.from({length: 3000}, (_, i) => `<p>Line ${i} of many</p>`).join(''))"
+        "document.body.insertAdjacentHTML('beforeend', Array.from({length: 3000}, (_, i) => `<p>Line ${i} of many</p>`).join(''))"  # noqa: E501
     )
     start: int | None = 0
     read = ""
@@ -220,7 +220,7 @@ def test_a_long_page_is_extracted_piece_by_piece(lab: Lab) -> None:
     assert "| Tea | 5 |" in read
 
 
-def test_a_cookie_banner_that_comes_late(lab: Lab) -> None:
+def test_a_click_that_a_late_cookie_banner_would_get_is_an_error(lab: Lab) -> None:
     """Case 34: a click that the banner would get is an error that names it; the banner's button is starred,
     and after it the click works.
     """

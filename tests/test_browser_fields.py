@@ -45,12 +45,12 @@ def test_a_click_on_a_dropdown_lists_its_options(lab: Lab) -> None:
     assert lab.one(seen, "select_dropdown_option", index=number, text="five").error is None
     assert find(lab.see(), name="six").value == "Five"
     lab.js(
-        "document.getElementById('six').innerHTML = Array.from({length: 50}, (_, i) => `<option>Choice ${i}</option>`).join('')"
+        "document.getElementById('six').innerHTML = Array.from({length: 50}, (_, i) => `<option>Choice ${i}</option>`).join('')"  # noqa: E501
     )
     assert any("options=50 options: Choice 0|Choice 1|" in line for line in lines(lab.see()))
 
 
-def test_a_dropdown_that_opens_elsewhere_in_the_page(lab: Lab) -> None:
+def test_a_dropdown_that_opens_elsewhere_in_the_page_is_chosen_from(lab: Lab) -> None:
     """Case 5: asking for the options opens the list, the next state stars them, asking again does not shut
     it, and a choice is one click.
     """
@@ -68,7 +68,7 @@ def test_a_dropdown_that_opens_elsewhere_in_the_page(lab: Lab) -> None:
     assert lab.js("window.__picked") == ["Pear", "Plum"]
 
 
-def test_a_list_that_keeps_a_dozen_rows(lab: Lab) -> None:
+def test_a_row_that_was_filled_anew_is_another_element(lab: Lab) -> None:
     """Case 6: scrolling an option's list leaves the page alone; a row that stands for another option then is
     another element, and starred.
     """

@@ -17,7 +17,7 @@ def starred(seen: Observation) -> list[str]:
     return [node.text for node in seen.nodes if node.index is not None and node.is_new]
 
 
-def test_a_link_to_a_heading_of_the_same_page(lab: Lab) -> None:
+def test_a_link_to_a_heading_brings_it_into_view(lab: Lab) -> None:
     """Situation 36: the address changes, the heading is in view, and what stood below the fold is usable."""
     seen = lab.open("docs_site.html")
     assert click(lab, seen, "Setup").error is None
@@ -27,7 +27,7 @@ def test_a_link_to_a_heading_of_the_same_page(lab: Lab) -> None:
     assert click(lab, after, "Copy").error is None
 
 
-def test_a_drawer_beside_the_page(lab: Lab) -> None:
+def test_a_drawer_is_there_only_while_it_is_shown(lab: Lab) -> None:
     """Situation 37: what is moved out of the window has no index; while it slides in a click waits until its
     target stands still.
     """
@@ -40,14 +40,14 @@ def test_a_drawer_beside_the_page(lab: Lab) -> None:
     assert lab.see().url.endswith("?guide")
 
 
-def test_a_link_that_is_broken_over_lines(lab: Lab) -> None:
+def test_a_link_that_is_broken_over_lines_is_clicked_on_a_line(lab: Lab) -> None:
     """Situation 38: the click hits a line of the link, not the gap in the middle of its rectangle."""
     seen = lab.open("docs_site.html")
     assert click(lab, seen, "the very long introduction to everything").error is None
     assert lab.see().url.endswith("?wrapped")
 
 
-def test_folded_details(lab: Lab) -> None:
+def test_folded_details_are_there_once_unfolded(lab: Lab) -> None:
     """Situation 39: what a fold hides is not there; a click on its summary shows it, starred."""
     seen = lab.open("docs_site.html")
     assert "Advanced options" not in texts(seen)
@@ -55,7 +55,7 @@ def test_folded_details(lab: Lab) -> None:
     assert starred(lab.see()) == ["Advanced options"]
 
 
-def test_a_note_that_goes_by_itself(lab: Lab) -> None:
+def test_a_note_is_in_the_state_while_it_is_shown(lab: Lab) -> None:
     """Situation 40: a note after a click stands in the next state and in no later one."""
     seen = lab.open("docs_site.html")
     click(lab, seen, "Copy")
@@ -64,7 +64,7 @@ def test_a_note_that_goes_by_itself(lab: Lab) -> None:
     assert "Copied!" not in texts(lab.see())
 
 
-def test_panels_behind_tabs(lab: Lab) -> None:
+def test_the_panel_of_the_chosen_tab_alone_is_read(lab: Lab) -> None:
     """Situation 41: only the chosen tab's panel is there, and the state says which tab that is."""
     seen = lab.open("dashboard.html")
     assert "Invite" not in names(seen)
@@ -77,7 +77,7 @@ def test_panels_behind_tabs(lab: Lab) -> None:
     ]
 
 
-def test_a_data_grid(lab: Lab) -> None:
+def test_cells_under_the_head_of_a_grid_are_clicked_where_they_are(lab: Lab) -> None:
     """Situation 42: cells under a sticky head are clicked where they are, a sorted row is told from the one
     before it, a cell is edited with keys.
     """
@@ -98,7 +98,7 @@ def test_a_data_grid(lab: Lab) -> None:
     assert click(lab, editing, "Bob").error == f"element {index(editing, 'Bob')} is no longer on the page"
 
 
-def test_shapes_of_a_chart(lab: Lab) -> None:
+def test_shapes_of_a_chart_that_listen_have_a_name(lab: Lab) -> None:
     """Situation 43: shapes that listen have an index and the name that they carry."""
     seen = lab.open("dashboard.html")
     assert {"Spring", "Autumn"} <= set(names(seen))
@@ -106,7 +106,7 @@ def test_shapes_of_a_chart(lab: Lab) -> None:
     assert "Bar Autumn" in texts(lab.see())
 
 
-def test_a_dropdown_component_with_slotted_options(lab: Lab) -> None:
+def test_slotted_options_are_chosen_through_the_shadow_root(lab: Lab) -> None:
     """Situation 44: a list in a shadow root whose options stand outside of it is read and chosen from."""
     seen = lab.open("components.html")
     number = index(seen, "Language")
@@ -117,7 +117,7 @@ def test_a_dropdown_component_with_slotted_options(lab: Lab) -> None:
     assert (lab.js("window.__chosen"), "French" in names(lab.see())) == (["fr"], True)
 
 
-def test_a_button_component(lab: Lab) -> None:
+def test_a_button_component_is_one_element(lab: Lab) -> None:
     """Situation 45: a host that listens and the button that fills it are one element, named by what is
     slotted; a field is named by its label in the root.
     """
@@ -128,7 +128,7 @@ def test_a_button_component(lab: Lab) -> None:
     assert find(seen, text="Your name").attributes["name"] == "shadowed"
 
 
-def test_a_popover(lab: Lab) -> None:
+def test_a_popover_is_in_the_state_while_it_is_open(lab: Lab) -> None:
     """Situation 46: a menu in the top layer is there only while it is open, and works."""
     seen = lab.open("components.html")
     assert "Archive" not in names(seen)
@@ -146,8 +146,8 @@ def test_what_lets_clicks_through_is_no_target(lab: Lab) -> None:
     assert "Ghost" not in names(seen)
 
 
-def test_a_modal_dialog(lab: Lab) -> None:
-    """Situation 48: an open modal alone can be used; what lies below is an error that names what covers it."""
+def test_a_modal_dialog_alone_can_be_used(lab: Lab) -> None:
+    """Situation 48: an open modal alone can be used; what lies below is an error that names its cover."""
     seen = lab.open("components.html")
     click(lab, seen, "Ask")
     modal = lab.see()
@@ -157,7 +157,7 @@ def test_a_modal_dialog(lab: Lab) -> None:
     assert lab.see().title == "Answer yes"
 
 
-def test_stars_to_rate_with(lab: Lab) -> None:
+def test_stars_are_rated_through_their_labels(lab: Lab) -> None:
     """Situation 49: of unseen radio buttons the labels are the targets, each with its title and state."""
     seen = lab.open("components.html")
     one, two = (node for node in seen.nodes if node.index and node.tag == "label")
@@ -171,7 +171,7 @@ def test_stars_to_rate_with(lab: Lab) -> None:
     assert lab.js("s2.checked")
 
 
-def test_a_feed_that_grows_on_a_page_that_is_never_quiet(lab: Lab) -> None:
+def test_what_a_feed_adds_is_in_the_next_state(lab: Lab) -> None:
     """Situation 50: a ticking clock holds no state up for ever; each scroll to the end brings more posts into
     the next state.
     """
@@ -185,7 +185,7 @@ def test_a_feed_that_grows_on_a_page_that_is_never_quiet(lab: Lab) -> None:
     assert lab.see().url.endswith("?12")
 
 
-def test_a_library_that_rewrote_the_language(lab: Lab) -> None:
+def test_a_library_that_rewrote_the_language_does_not_disturb(lab: Lab) -> None:
     """Situation 51: a page that replaced what the layer could use (Array.from, toJSON, timers) and allows no
     other scripts is read and used like any other.
     """
@@ -203,14 +203,14 @@ def test_a_library_that_rewrote_the_language(lab: Lab) -> None:
     )
 
 
-def test_an_editor_that_is_a_frames_whole_body(lab: Lab) -> None:
+def test_an_editor_that_is_a_frames_whole_body_is_typed_into(lab: Lab) -> None:
     """Situation 52: an editable body has an index and takes a text."""
     seen = lab.open("rich.html")
     assert lab.one(seen, "input_text", index=index(seen, "Body text"), text="new words").error is None
     assert lab.js("mce.contentDocument.body.innerText.trim()") == "new words"
 
 
-def test_a_frame_that_runs_no_scripts(lab: Lab) -> None:
+def test_a_frame_that_runs_no_scripts_is_used_like_any_other(lab: Lab) -> None:
     """Situation 53: a sandboxed frame is read, and its field takes a text."""
     seen = lab.open("rich.html")
     assert "Other origin" in texts(seen)
@@ -218,7 +218,7 @@ def test_a_frame_that_runs_no_scripts(lab: Lab) -> None:
     assert find(lab.see(), name="card").value == "4000"
 
 
-def test_a_field_that_only_opens_the_real_one(lab: Lab) -> None:
+def test_a_field_that_only_opens_the_real_one_passes_the_text_on(lab: Lab) -> None:
     """Situation 54: a click that opens another field over the one that was named gives it the text, and the
     result says so.
     """
@@ -230,7 +230,7 @@ def test_a_field_that_only_opens_the_real_one(lab: Lab) -> None:
     assert (lab.js("real.value"), lab.js("fake.value")) == ("shoes", "")
 
 
-def test_a_framework_that_renders_anew(lab: Lab) -> None:
+def test_an_element_that_was_rendered_anew_is_another_one(lab: Lab) -> None:
     """Situation 55: an element that was replaced by its like since the state is an error that says so; the
     next state has its successor, starred.
     """
@@ -240,7 +240,7 @@ def test_a_framework_that_renders_anew(lab: Lab) -> None:
     assert starred(lab.see()) == ["Buy"]
 
 
-def test_buttons_made_of_clipped_radios(lab: Lab) -> None:
+def test_labels_of_clipped_radios_are_the_targets(lab: Lab) -> None:
     """Situation 56: of controls that are only clipped away the labels are the targets, and show what is
     chosen.
     """
@@ -251,7 +251,7 @@ def test_buttons_made_of_clipped_radios(lab: Lab) -> None:
     assert names(after)[:2] == ["Day", "Week"]
 
 
-def test_buttons_without_visible_words(lab: Lab) -> None:
+def test_buttons_without_visible_words_say_their_name(lab: Lab) -> None:
     """Situation 57: a button whose name only readers of the screen get says it in its line."""
     seen = lab.open("icons.html")
     state = lines(seen)
@@ -261,7 +261,7 @@ def test_buttons_without_visible_words(lab: Lab) -> None:
     assert lab.js("window.__hits") == ["next"]
 
 
-def test_a_wrapper_of_one_control(lab: Lab) -> None:
+def test_a_wrapper_of_one_control_is_no_target(lab: Lab) -> None:
     """Situation 58: a listener around nothing but one control is no target of its own; one that shows words
     besides it is.
     """
@@ -275,7 +275,7 @@ def test_a_wrapper_of_one_control(lab: Lab) -> None:
     assert lab.js("window.__hits") in (["row"], ["more", "row"])
 
 
-def test_a_form_that_the_browser_refuses_to_send(lab: Lab) -> None:
+def test_a_refused_form_says_why(lab: Lab) -> None:
     """Situation 59: what the browser shows in a bubble that is not in the page stands in the result, however
     the form was sent.
     """
@@ -293,7 +293,7 @@ def test_a_form_that_the_browser_refuses_to_send(lab: Lab) -> None:
     assert lab.see().title == "Next"
 
 
-def test_a_dropdown_with_a_copy_for_readers(lab: Lab) -> None:
+def test_a_dropdown_whose_options_are_a_copy_is_an_error(lab: Lab) -> None:
     """Situation 60: options without a size are none; the error says what to do, and what the click opened is
     in the next state.
     """
@@ -306,7 +306,7 @@ def test_a_dropdown_with_a_copy_for_readers(lab: Lab) -> None:
     assert "Large" in names(lab.see())
 
 
-def test_what_leaves_the_browser(lab: Lab) -> None:
+def test_what_leaves_the_browser_holds_nothing_up(lab: Lab) -> None:
     """Situation 61: links to other programs and printing hold nothing up and leave the page as it is."""
     seen = lab.open("native.html")
     for name in ("Mail us", "Call us", "Print"):
@@ -320,7 +320,7 @@ def test_what_leaves_the_browser(lab: Lab) -> None:
     )
 
 
-def test_a_page_that_asks_for_a_password(lab: Lab) -> None:
+def test_a_page_that_asks_for_a_password_holds_nothing_up(lab: Lab) -> None:
     """Situation 62: a login box of the browser blocks nothing: the result tells the status or that the page
     could not be opened.
     """
@@ -331,7 +331,7 @@ def test_a_page_that_asks_for_a_password(lab: Lab) -> None:
     assert lab.see().title == "Form"
 
 
-def test_a_set_of_frames(lab: Lab) -> None:
+def test_a_set_of_frames_is_read_and_clicked(lab: Lab) -> None:
     """Situation 63: the frames of a frame set are read and used."""
     seen = lab.open("frameset.html")
     assert {"The next page", "Other origin"} <= set(texts(seen))
@@ -341,8 +341,8 @@ def test_a_set_of_frames(lab: Lab) -> None:
     assert (find(after, name="card").value, find(after, name="text").value) == ("4000", "old words")
 
 
-def test_a_frame_that_is_drawn_smaller(lab: Lab) -> None:
-    """Situation 64: the point of a click in a scaled frame is where the element is drawn, and so is its box."""
+def test_a_frame_that_is_drawn_smaller_is_clicked_where_it_is_drawn(lab: Lab) -> None:
+    """Situation 64: a click in a scaled frame lands where the element is drawn, and so does its box."""
     seen = lab.open("native.html")
     left, top, width, _ = find(seen, text="Preview", tag="button").box or (0, 0, 0, 0)
     origin = lab.js("(({left, top}) => [left, top])(small.getBoundingClientRect())")

@@ -20,7 +20,7 @@ def test_a_target_is_scrolled_to_before_its_point_is_chosen(lab: Lab) -> None:
     assert [entry[1] for entry in lab.log("click")] == ["target", "clipped"]
 
 
-def test_editable_areas(lab: Lab) -> None:
+def test_editable_areas_keep_their_line_breaks(lab: Lab) -> None:
     """Case 18: plain, model-backed and nested editors hold exactly the new text, or the old with it; a line
     break sends nothing.
     """
@@ -43,7 +43,7 @@ def test_editable_areas(lab: Lab) -> None:
     assert lab.js("window.__sent") == []
 
 
-def test_controlled_fields(lab: Lab) -> None:
+def test_a_controlled_fields_model_gets_the_text(lab: Lab) -> None:
     """Case 19: a page that trusts only a hand keeps what was typed; an empty text clears; what the page made
     of a text is told.
     """
@@ -60,7 +60,7 @@ def test_controlled_fields(lab: Lab) -> None:
     )
 
 
-def test_toggles_of_every_making(lab: Lab) -> None:
+def test_a_toggle_of_any_making_is_one_element(lab: Lab) -> None:
     """Case 20: label and unseen box are one element; a click toggles once, whatever the toggle is made of,
     and the state shows it.
     """
@@ -98,7 +98,7 @@ def test_what_hovering_shows_is_reached_by_a_click_on_its_parent(lab: Lab) -> No
     assert lab.see().url.endswith("?2")
 
 
-def test_sliders_and_lists_to_sort(lab: Lab) -> None:
+def test_nothing_claims_to_drag(lab: Lab) -> None:
     """Case 22: a range takes a value or arrow keys; a slider of the page's making shows its value and takes
     clicks and keys, no text; nothing drags.
     """
@@ -111,7 +111,7 @@ def test_sliders_and_lists_to_sort(lab: Lab) -> None:
         lab.one(seen, "input_text", index=index(seen, name="range"), text="79").error or ""
     )
     assert (
-        f"[{index(seen, 'Price')}]<div role=slider aria-label=Price aria-valuemin=0 aria-valuemax=10 aria-valuenow=3 />"
+        f"[{index(seen, 'Price')}]<div role=slider aria-label=Price aria-valuemin=0 aria-valuemax=10 aria-valuenow=3 />"  # noqa: E501
         in lines(seen)
     )
     assert "takes no text" in (lab.one(seen, "input_text", index=index(seen, "Price"), text="7").error or "")
@@ -122,7 +122,7 @@ def test_sliders_and_lists_to_sort(lab: Lab) -> None:
     assert not {"Alpha", "Beta"} & set(names(seen))
 
 
-def test_rows_lines_and_cards(lab: Lab) -> None:
+def test_rows_lines_and_cards_that_listen_have_one_index_each(lab: Lab) -> None:
     """Case 23: whatever hears clicks has one index, plain words and the root that only delegates have none;
     links to one place keep their own names.
     """
@@ -188,7 +188,7 @@ def test_a_text_in_a_frame_is_scrolled_to(lab: Lab) -> None:
     assert "is not on the page" in (lab.one(seen, "scroll_to_text", text="no such words").error or "")
     assert lab.js("scrollY") == 0
     assert lab.one(seen, "scroll_to_text", text="A note in the frame").error is None
-    inner = "frame.getBoundingClientRect().top + frame.contentDocument.getElementById('note').getBoundingClientRect().top"
+    inner = "frame.getBoundingClientRect().top + frame.contentDocument.getElementById('note').getBoundingClientRect().top"  # noqa: E501
     assert 0 <= lab.js(inner) <= 470
     assert [node.in_viewport for node in lab.see().nodes if node.text == "A note in the frame"] == [True]
 

@@ -140,7 +140,7 @@ def test_layout_does_not_matter(output: AgentOutput, indent: typing.Any, before:
         ("click_element_by_index", {"index": "3"}, "click_element_by_index", {"index": 3}),
     ],
 )
-def test_aliases_and_conversions(
+def test_aliases_and_convertible_values_are_understood(
     given_name: str, params: typing.Any, name: str, parsed: dict[str, typing.Any]
 ) -> None:
     """Newer and older names mean the same action; what was not given is not made up."""
@@ -190,7 +190,7 @@ def test_present_keys_and_unknown_parameters_are_kept_apart() -> None:
 
 def test_the_schema_names_every_action_and_parameter() -> None:
     """The prompt's schema comes from the same table."""
-    text = a.schema_text()
+    text = a.SCHEMA
     assert all(
         f"- {spec.name}(" in text and all(param.name in text for param in spec.params)
         for spec in a.ACTIONS.values()
