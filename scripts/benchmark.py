@@ -46,7 +46,7 @@ PAIRS = [  # target, prediction: every kind of comparison, exact and not
 
 
 def per_second(work: Callable[[], None], units: int, repeats: int = 5, least_s: float = 0.3) -> float:
-    """Median over `repeats` of units of work a second; each repeat runs for at least `least_s`."""
+    """Return the median over `repeats` of units of work a second; each repeat runs for at least `least_s`."""
     rates = []
     for _ in range(repeats):
         rounds, start = 0, time.perf_counter()
@@ -58,7 +58,7 @@ def per_second(work: Callable[[], None], units: int, repeats: int = 5, least_s: 
 
 
 def reward() -> dict[str, float | str]:
-    """Scores a second on one core."""
+    """Return scores a second on one core."""
     answers = [
         tuple(AgentOutput(actions=(parse_action(side),), next_goal="go on") for side in pair)
         for pair in PAIRS
@@ -96,7 +96,7 @@ ENGINE = ("memory", "sampler", "sft", "step", "update")  # in benchmark_engine.p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the named benchmark."""
+    """Run the named benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

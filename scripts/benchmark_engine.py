@@ -1,13 +1,13 @@
-"""Measurements of the training engine against the plain way: `generate` and one sequence an answer, through
-the same weights.
+"""Measurements of the training engine against the plain way, through the same weights.
 
-Run by `python scripts/benchmark.py sampler|update|memory|sft|step [--pairs N]`. Each line compares the
-medians of N interleaved pairs of runs (`spread`: lowest and highest ratio of a pair), after a check that both
-sides compute the same. On a CPU a tiny Qwen3-VL of 5M parameters, float32, one thread; on a GPU the shape of
-Qwen3-VL-8B with random weights, bfloat16 and recomputed layers.
+Run by `python scripts/benchmark.py sampler|update|memory|sft|step [--pairs N]`. The plain way is `generate`
+and one sequence an answer. Each line compares the medians of N interleaved pairs of runs, after a check that
+both sides compute the same (`spread`: lowest and highest ratio of a pair). On a CPU a tiny Qwen3-VL of 5M
+parameters, float32, one thread; on a GPU the shape of Qwen3-VL-8B with random weights, bfloat16 and
+recomputed layers.
 
-The plain way is a strong one: right-padded batches, so that SDPA's causal kernel needs no mask, and the
-engine's own chunked log-probabilities.
+It is no straw man: right-padded batches, so that SDPA's causal kernel needs no mask, and the engine's own
+chunked log-probabilities.
 """
 
 import json
@@ -92,7 +92,7 @@ Line = dict[str, Any]
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and the control tokens."""
+    """Return a tokenizer with one token a byte, and the control tokens."""
     alphabet = [*CONTROL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = (
@@ -106,8 +106,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build(scope: Scope) -> tuple[PolicyModel, list[torch.nn.Parameter]]:
-    """A policy with random weights and adapters on them (B not zero, so that they count); the vision tower is
-    small, no benchmark uses it.
+    """Return a policy with random weights and adapters, and the adapters' parameters.
+
+    B is not zero, so that the adapters count. The vision tower is small: no benchmark uses it.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -163,7 +164,7 @@ def random_bundle(prompt: int, answers: Sequence[int]) -> Bundle:
 
 @contextmanager
 def library_attention(policy: PolicyModel) -> Iterator[None]:
-    """Inside, the text model computes attention as transformers does with SDPA."""
+    """Let the text model compute attention as transformers does with SDPA."""
     config = policy.text.config
     config._attn_implementation = "sdpa"
     try:
@@ -173,8 +174,9 @@ def library_attention(policy: PolicyModel) -> Iterator[None]:
 
 
 def separate(policy: PolicyModel, pack: Pack) -> Tensor:
-    """Log-probabilities [N] of a pack's answers, each a sequence of its own behind its own copy of the
-    prompt, in one right-padded batch.
+    """Return the log-probabilities [N] of a pack's answers as separate sequences in one right-padded batch.
+
+    Each answer has its own copy of the prompt.
     """
     rows, places, start = [], [], 0
     for prompt, answers in pack.layout.bundles:
@@ -202,7 +204,10 @@ def generate(
     seeds: Sequence[int] = (),
     decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
 ) -> list[list[Rollout]]:
-    """`sampler.sample` by transformers' own `generate`; prompts of one length, and no log-probabilities."""
+    """Do what `sampler.sample` does by transformers' own `generate`, without log-probabilities.
+
+    All prompts have the same length.
+    """
     ids = torch.stack([prompt.ids for prompt in prompts]).to(DEVICE)
     how = (
         {"do_sample": True, "top_k": 0, "num_return_sequences": n}
@@ -233,8 +238,7 @@ def generate(
 
 
 def compare(ours: Callable[[], object], baseline: Callable[[], object], repeats: int) -> Line:
-    """Medians of interleaved runs in seconds; the callers have run them before, most to check that both
-    agree.
+    """Return the medians of interleaved runs in seconds; the callers have run both sides once before.
 
     On a CPU these are the process's CPU seconds: with one thread that is the time on a quiet machine, and
     other load disturbs it less.
@@ -261,7 +265,7 @@ def compare(ours: Callable[[], object], baseline: Callable[[], object], repeats:
 
 
 def line(name: str, prompt: int, response: int, n: int, token_ratio: float, measured: Line) -> Line:
-    """The fields of a result line in their order."""
+    """Return the fields of a result line in their order."""
     device = torch.cuda.get_device_name() if GPU else "cpu, 1 thread"
     sizes = {
         "benchmark": name,
@@ -274,10 +278,10 @@ def line(name: str, prompt: int, response: int, n: int, token_ratio: float, meas
 
 
 def mfu(policy: PolicyModel, packs: Sequence[Pack], seconds: float) -> Line:
-    """Return the share of the GPU's peak: two FLOPs a weight and token forward, two for the gradient of
-    activations.
+    """Return the share of the GPU's peak, empty on a CPU.
 
-    The weights are frozen, and attention does not count.
+    Two FLOPs a weight and token forward, two for the gradient of activations. The weights are frozen, and
+    attention does not count.
     """
     peak = next(
         (flops for part, flops in PEAK_FLOPS.items() if GPU and part in torch.cuda.get_device_name()), None
@@ -288,7 +292,7 @@ def mfu(policy: PolicyModel, packs: Sequence[Pack], seconds: float) -> Line:
 
 
 def gradients(parameters: Sequence[torch.nn.Parameter], logprobs: Tensor) -> list[Tensor]:
-    """Gradients of a weighted mean, the weights standing for advantages."""
+    """Return the gradients of a weighted mean; the weights play the part of advantages."""
     return list(
         torch.autograd.grad(
             (logprobs * torch.linspace(-1, 1, len(logprobs), device=DEVICE)).mean(), parameters
@@ -297,7 +301,7 @@ def gradients(parameters: Sequence[torch.nn.Parameter], logprobs: Tensor) -> lis
 
 
 def check_equal(name: str, ours: Sequence[Tensor], baseline: Sequence[Tensor], limit: float) -> float:
-    """Largest relative difference of corresponding tensors; ValueError above the limit."""
+    """Return the largest relative difference of corresponding tensors; ValueError above the limit."""
     worst = max(float((a - b).float().norm() / b.float().norm()) for a, b in zip(ours, baseline, strict=True))
     if not worst <= limit:
         raise ValueError(f"{name}: the two sides differ by {worst:.1e}, expected at most {limit:.0e}")
@@ -310,8 +314,9 @@ def check_equal(name: str, ours: Sequence[Tensor], baseline: Sequence[Tensor], l
 def sampler(
     sizes: Sequence[int] = (400, 1500), response: int = 64, num_prompts: int = 4, n: int = 8, *, repeats: int
 ) -> Iterator[Line]:
-    """Sampling n answers of every prompt over one stored prompt, against `generate(num_return_sequences=n)`;
-    greedy answers must be equal.
+    """Compare sampling over one stored prompt with `generate(num_return_sequences=n)`.
+
+    Greedy answers must be equal.
     """
     policy, _ = build("attn")
     for size in sizes:
@@ -348,7 +353,7 @@ def sampler(
 def update(
     sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, *, repeats: int
 ) -> Iterator[Line]:
-    """Forward and backward of one group as a pack, against n sequences; gradients must be equal to 1e-5."""
+    """Compare forward and backward of one pack with those of n sequences; gradients must agree to 1e-5."""
     policy, parameters = build("attn")
     for size in sizes:
         pack = make_pack([random_bundle(size, [response] * n)], DEVICE)
@@ -370,8 +375,9 @@ def update(
 
 
 def peak_rise(side: str, size: int, response: int, n: int) -> float:
-    """In a fresh process: MiB by which one update's peak lies above the idle model (resident memory, or the
-    GPU's).
+    """Return by how many MiB the peak of one update lies above the idle model; run it in a fresh process.
+
+    Resident memory, or the GPU's.
     """
     policy, parameters = build("attn")
     pack = make_pack([random_bundle(size, [response] * n)], DEVICE)
@@ -394,7 +400,7 @@ def peak_rise(side: str, size: int, response: int, n: int) -> float:
 def memory(
     sizes: Sequence[int] = (1000, 2000), response: int = 32, n: int = 8, *, repeats: int
 ) -> Iterator[Line]:
-    """Peak memory of one update as a pack, against the n sequences as one batch."""
+    """Compare the peak memory of one update as a pack with that of one batch of n sequences."""
 
     def measure(side: str, size: int) -> float:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
@@ -423,8 +429,9 @@ def sft(
     *,
     repeats: int,
 ) -> Iterator[Line]:
-    """Forward and backward of ragged samples in packs, against one padded batch, and against padded
-    micro-batches of 4 sorted by length.
+    """Compare forward and backward of ragged samples in packs with padded batches.
+
+    One padded batch, and micro-batches of 4 sorted by length.
     """
     policy, parameters = build("language")
     lengths = torch.linspace(shortest, longest, num_samples).long()[torch.randperm(num_samples)].tolist()
@@ -464,7 +471,7 @@ def sft(
 
 
 def step_state(policy: PolicyModel, number: int, size: int) -> State:
-    """An RL state whose prompt has `size` tokens."""
+    """Return an RL state whose prompt has `size` tokens."""
     target = '{"action":[{"go_back":{}}]}'
 
     def record(text: str) -> StepSample:
@@ -500,7 +507,7 @@ def step_state(policy: PolicyModel, number: int, size: int) -> State:
 def step(
     size: int = 1500, responses: Sequence[int] = (32, 64), num_groups: int = 4, n: int = 8, *, repeats: int
 ) -> Iterator[Line]:
-    """One whole RL step of `rl.rl_step`, against the same step with `generate` and a sequence an answer.
+    """Compare a whole RL step with the same step by `generate` and a sequence an answer.
 
     Random rollouts never parse, so all groups are rejected and retained: n rollouts and the target are
     scored, the reference scores the rollouts, and all of them are in the update.
@@ -553,8 +560,9 @@ BENCHMARKS: dict[str, Callable[..., Iterator[Line]]] = {
 
 
 def run(name: str, pairs: int) -> None:
-    """Prints one JSON line a measurement; `wall_s` is the time since the line before it, checks and both
-    sides included.
+    """Print one JSON line a measurement.
+
+    `wall_s` is the time since the line before it, checks and both sides included.
     """
     start = time.perf_counter()
     for result in BENCHMARKS[name](repeats=pairs):

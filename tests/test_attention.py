@@ -160,7 +160,7 @@ def test_the_stand_in_tells_the_alignments_apart():
 
 
 @pytest.mark.parametrize("groups", [[], [(0, [])], [(3, [0])]])
-def test_refuses_empty_parts(groups):
+def test_an_empty_part_of_a_row_is_refused(groups):
     """A row needs a group, and no prompt or answer may be empty."""
     with pytest.raises(ValueError, match="at least one token"):
         PackLayout(groups)

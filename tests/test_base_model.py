@@ -1,5 +1,6 @@
-"""Laws of the tiny base: its tokenizer loses nothing, its drills are answerable, it never met the playground,
-and what is committed has the skills.
+"""Laws of the tiny base: its tokenizer loses nothing, its drills are answerable, it never met the playground.
+
+The committed base has the skills that it claims.
 """
 
 import asyncio
@@ -39,9 +40,7 @@ def encode(text: str) -> list[int]:
 
 @given(memory=phrases, label=phrases, index=st.integers(1, 40), verb=st.sampled_from(drills.VERBS))
 def test_answers_survive_the_tokenizer(memory: str, label: str, index: int, verb: str) -> None:
-    """decode(encode(x)) == x for every canonical answer over the vocabulary, and a word is one token wherever
-    it stands.
-    """
+    """decode(encode(x)) == x for every canonical answer over the vocabulary, and every word is one token."""
     goal = drills.Goal(
         verb, None if verb == "back" else label, label if verb in ("type", "select", "done") else None
     )
@@ -57,17 +56,13 @@ def test_answers_survive_the_tokenizer(memory: str, label: str, index: int, verb
 
 @given(st.text())
 def test_any_text_has_tokens(text: str) -> None:
-    """What the policy typed into a page may come back in a prompt: nothing raises, unknown words become
-    <unk>.
-    """
+    """Text that the policy typed may come back in a prompt: nothing raises, unknown words become <unk>."""
     assert len(encode(text)) <= 2 * len(text) + 1
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_drills_are_answerable(name: str) -> None:
-    """The page and the tail hold the answer: an index belongs to the element of that label, a value stands in
-    the task or on the page.
-    """
+    """The page and the tail hold the answer: an index is that of the label, a value is in task or page."""
     words = drills.Words(WORDS, CONFIG, ())
     for seed in range(60):
         drill = STAGES[name](random.Random(seed), words)
@@ -159,9 +154,7 @@ def drill_prompts(count: int) -> Iterator[str]:
 
 
 def test_drills_show_no_page_and_no_task_of_the_playground() -> None:
-    """No title, address, whole line or task text of a site stands in a drill, and no address at all; the
-    search does find every page of a site.
-    """
+    """A drill has no title, whole line or task text of a site and no address; the search finds every page."""
     pages = list(site_prompts())
     theirs = set[str]().union(*map(titles_and_lines, pages))
     assert {f"Page: {site} home" for site in SITES} - {"Page: news home"} <= theirs
@@ -185,9 +178,7 @@ def test_splits_share_no_entity() -> None:
 
 
 def test_weights_are_zero_on_what_is_given(tmp_path: Path) -> None:
-    """Only the answer is trained, and of it only what follows the given part; words weigh more than
-    structure.
-    """
+    """Only what follows the given part of an answer is trained; words weigh more than structure."""
     policy = PolicyModel(base_model.build_model(TOKENIZER, 0), TOKENIZER, prompt_config=CONFIG)
     words = drills.Words(WORDS, CONFIG, base_model.draw_pictures(tmp_path, CONFIG, 2, 0))
     encoder = base_model.DrillEncoder(policy, tmp_path)

@@ -39,7 +39,7 @@ def test_one_process_needs_nothing(monkeypatch):
 
 @pytest.mark.parametrize("device", ["gpu", "cuda"])
 def test_an_impossible_device_is_an_error(monkeypatch, device):
-    """Unknown names, and a GPU where there is none."""
+    """An unknown name, and a GPU that torch does not see."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="--device"), ranks(device):
         pass

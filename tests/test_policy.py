@@ -74,7 +74,7 @@ def library_logprobs(policy, group, answer):
 
 
 def test_the_template_is_the_papers(pictures):
-    """qwen3_vl_nothink: no default system message, no thinking block, the picture where it stands."""
+    """qwen3_vl_nothink: no default system message, no thinking block, the picture in its place."""
     root, (wide, _) = pictures
     messages = [
         Message(role="system", parts=(Text(tag="system", text="Be brief."),)),
