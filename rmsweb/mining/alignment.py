@@ -4,29 +4,32 @@ Purpose: the three scores of App. K, each in [0, 1], over a pair of runs of one 
 across branches by (tag, text), never by index.
 
 ours: every weight below is a named constant; the paper gives the ingredients of the three scores and no
-numbers for them.
+numbers for them. ours: what the fields hold is part of a state's likeness, because an empty form and a filled
+one are two states. ours: another parameter of the same action is as great a contrast as another action,
+because the wrong row, option or value is the plainest critical step.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.jsonl import dumps
-from rmsweb.mining.taxonomy import BY_NAME, SEARCH, Features, Label, Move, features, moves_of
+from rmsweb.mining.taxonomy import BY_NAME, CLICK, SEARCH, VALUES, Label, Move, moves_of, name_of
 from rmsweb.records import Step, Trajectory, sha256_text
 from rmsweb.similarity import compare_urls, host_of, jaccard, text_similarity, texts_similar
 
 RADIUS = 2  # App. K: steps on each side of a candidate that are searched for evidence
 
-# S_state, ours. The weight of the memories falls away where an agent writes none.
-W_URL, W_DOM, W_MEMORY, W_PROGRESS = 0.35, 0.35, 0.15, 0.15
+# S_state, ours. What neither branch has, filled fields or a memory, weighs nothing. Progress weighs little:
+# counted in steps it punishes detours.
+W_URL, W_DOM, W_VALUES, W_MEMORY, W_PROGRESS = 0.30, 0.30, 0.25, 0.10, 0.05
 SAME_PATH, SAME_HOST = 0.8, 0.3  # URL scores if only the query differs, and if only the host is the same
+SAME_PAGE = 0.7  # ours: overlap of two visits of one page, whose advertisements and counters differ
 # S_action, ours.
 W_CONTRAST, W_CHANGE, LOW_INFORMATION = 0.6, 0.4, 0.3
-OTHER_TYPE, OTHER_PARAMETERS = 1.0, 0.7
 # S_category, ours: the prior alone stays below MIN_CATEGORY, so local evidence is necessary.
 W_CLOSING, W_VIOLATION, W_PRIOR, W_SHARED = 0.40, 0.30, 0.30, 0.40
 
@@ -47,6 +50,13 @@ class AlignedStep:
     def visible(self) -> tuple[tuple[str, str], ...]:
         """(tag, text) of every line that the viewport shows."""
         return tuple((node.tag, node.text) for node in self.step.observation.nodes if node.in_viewport)
+
+    @cached_property
+    def values(self) -> frozenset[tuple[str, str, str]]:
+        """(tag, name, value) of every field that is filled in or switched on."""
+        nodes = self.step.observation.nodes
+        filled = ((node, node.value or node.attributes.get("checked", "")) for node in nodes)
+        return frozenset((node.tag, name_of(node), value) for node, value in filled if value)
 
     @property
     def memory(self) -> str:
@@ -84,6 +94,48 @@ class AlignedRun:
         last = max(1, len(self.trajectory.steps) - 1)
         return tuple(AlignedStep(step, number / last) for number, step in enumerate(self.trajectory.steps))
 
+    @cached_property
+    def path(self) -> tuple[int, ...]:
+        """Positions of the steps that lie on no detour.
+
+        A detour leaves a page and comes back to it, with nothing entered and no button pressed in between.
+        """
+        found, position = [], 0
+        while position < len(self.steps):
+            here = self.steps[position]
+            returns = [
+                later
+                for later in range(position + 2, len(self.steps))
+                if same_state(here, self.steps[later]) and not self._commits(position, later)
+            ]
+            if not returns:
+                found.append(position)
+            position = max(returns, default=position + 1)
+        return tuple(found)
+
+    def _commits(self, start: int, end: int) -> bool:
+        """Return whether some step of a range may have changed more than the page shown."""
+        moves = (move for step in self.steps[start:end] for move in step.moves)
+        return any(
+            move.verb in (*VALUES, "send_keys") or (move.verb == CLICK and move.tag != "a") for move in moves
+        )
+
+    @cached_property
+    def settled(self) -> tuple[int, ...]:
+        """Positions on the path whose moves are neither repeated nor overwritten later on the same page."""
+        return tuple(position for position in self.path if not self._replaced(position))
+
+    def _replaced(self, position: int) -> bool:
+        step = self.steps[position]
+        for other in self.steps[position + 1 :]:
+            if not same_page(step, other):
+                continue
+            fields = {(move.tag, move.label) for move in other.moves if move.verb in VALUES}
+            overwritten = all(move.verb in VALUES and (move.tag, move.label) in fields for move in step.moves)
+            if overwritten or set(step.moves) <= set(other.moves):
+                return True
+        return False
+
     def around(self, position: int) -> tuple[Step, ...]:
         """Return the steps that are searched for evidence near a position (from 0)."""
         return self.trajectory.steps[max(0, position - RADIUS) : position + RADIUS + 1]
@@ -91,16 +143,19 @@ class AlignedRun:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A pair of runs of one task, as the failure judge sees it."""
+    """A pair of runs of one task."""
 
     success: AlignedRun
     failure: AlignedRun
     kind: Literal["success-failure", "short-long"] = "success-failure"
+    _states: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
-    @cached_property
-    def features(self) -> Features:
-        """Rule features of the pair."""
-        return features(self.success.trajectory.task.text, self.success.trajectory, self.failure.trajectory)
+    def state_score(self, success_step: int, failure_step: int) -> float:
+        """Return S_state of two positions; it is computed once."""
+        key = success_step, failure_step
+        if key not in self._states:
+            self._states[key] = state_score(self.success.steps[success_step], self.failure.steps[failure_step])
+        return self._states[key]
 
 
 @dataclass(frozen=True, order=True)
@@ -130,21 +185,34 @@ def url_score(a: str, b: str) -> float:
 
 
 def state_score(a: AlignedStep, b: AlignedStep) -> float:
-    """Return S_state in [0, 1]: likeness of URL, visible (tag, text) pairs, progress and memories."""
+    """Return S_state in [0, 1]: likeness of URL, visible (tag, text) pairs, values, progress, memories."""
     x, y = a.step.observation, b.step.observation
     parts = [
         (W_URL, url_score(x.url, y.url)),
         (W_DOM, jaccard(a.visible, b.visible)),
         (W_PROGRESS, 1 - abs(a.progress - b.progress)),
     ]
+    if a.values or b.values:
+        parts.append((W_VALUES, jaccard(a.values, b.values)))
     if a.memory and b.memory:
         parts.append((W_MEMORY, text_similarity(a.memory, b.memory)))
     return sum(weight * score for weight, score in parts) / sum(weight for weight, _ in parts)
 
 
-def _differs(a: Move, b: Move) -> bool:
-    """Return whether two moves of the same verb differ materially: another element, or another value."""
-    if (a.tag, a.label) != (b.tag, b.label):
+def same_page(a: AlignedStep, b: AlignedStep) -> bool:
+    """Return whether two states show the same page, whatever its fields hold."""
+    x, y = a.step.observation, b.step.observation
+    return url_score(x.url, y.url) == 1 and jaccard(a.visible, b.visible) >= SAME_PAGE
+
+
+def same_state(a: AlignedStep, b: AlignedStep) -> bool:
+    """Return whether two states show the same page with the same values in its fields."""
+    return a.values == b.values and same_page(a, b)
+
+
+def differs(a: Move, b: Move) -> bool:
+    """Return whether two moves differ materially: another verb, element or value."""
+    if (a.verb, a.tag, a.label) != (b.verb, b.tag, b.label):
         return True
     if a.verb == "go_to_url":
         return compare_urls(a.value, b.value) != "same"
@@ -159,14 +227,12 @@ def action_score(a: Sequence[Move], b: Sequence[Move]) -> float | None:
     verbs = {move.verb for move in (*a, *b)}
     if not a or not b or verbs == {SEARCH} or all(ACTIONS[verb].passive for verb in verbs):
         return None
-    other_type = [move.verb for move in a] != [move.verb for move in b]
-    if not other_type and not any(_differs(x, y) for x, y in zip(a, b, strict=True)):
+    if len(a) == len(b) and not any(differs(x, y) for x, y in zip(a, b, strict=True)):
         return None
     difference = (Counter(a) - Counter(b)) + (Counter(b) - Counter(a))
     low = all(ACTIONS[move.verb].passive or move.verb == SEARCH for move in difference)
     changes = any(ACTIONS[verb].changes_state for verb in verbs)
-    contrast = OTHER_TYPE if other_type else OTHER_PARAMETERS
-    return _in_unit(W_CONTRAST * contrast + W_CHANGE * changes - LOW_INFORMATION * low)
+    return _in_unit(W_CONTRAST + W_CHANGE * changes - LOW_INFORMATION * low)
 
 
 def category_score(pair: Contrast, candidate: Candidate, label: Label) -> float:

@@ -27,16 +27,14 @@ from rmsweb.mining.alignment import (
     AlignedStep,
     Candidate,
     Contrast,
-    action_score,
     category_score,
-    state_score,
 )
-from rmsweb.mining.taxonomy import BROKEN_ENDS, Label, Move, rule_label
+from rmsweb.mining.divergence import MIN_STATE, candidates, in_order
+from rmsweb.mining.taxonomy import BROKEN_ENDS, Features, Label, features, rule_label, say
 from rmsweb.records import AuditRow, MinedState, Scores, StepSample, sha256_text
 
 W_STATE, W_ACTION, W_CATEGORY = 0.50, 0.25, 0.25  # App. K
-MIN_STATE, MIN_TOTAL, MIN_CATEGORY = 0.60, 0.62, 0.45  # App. K
-DIGITS = 9  # what is compared with a threshold of the paper is rounded to 1e-9 first
+MIN_TOTAL, MIN_CATEGORY = 0.62, 0.45  # App. K
 REVIEW_BELOW = 0.70  # App. K: a second pass
 RULE_BELOW = 0.35  # ours: "very low"
 DOMAIN_CAP, OBSTRUCTION_CAP = 0.30, 0.10  # App. K
@@ -46,7 +44,7 @@ SUMMARY_STEPS = 5  # last steps that the judge sees of each run
 MAX_ERROR_CHARS = 200  # of an error in that summary
 SCORES = [score.name for score in fields(Scores)]
 
-Judge = Callable[[Contrast, Label | None], Awaitable[Label | None]]
+Judge = Callable[[Contrast, Features, Label | None], Awaitable[Label | None]]
 Render = Callable[[AlignedRun, int], StepSample | None]
 
 
@@ -109,30 +107,28 @@ def pairs(runs: Iterable[AlignedRun], *, secondary: bool = True) -> Iterator[Con
         yield from (Contrast(short, run, "short-long") for run in wins if len(run.steps) > len(short.steps))
 
 
-def candidates(pair: Contrast, *, strict_non_terminal: bool = False) -> list[Candidate]:
-    """Return comparable states with different actions, late to early."""
-    found = []
-    for i, a in reversed(list(enumerate(pair.success.steps))):
-        for j, b in reversed(list(enumerate(pair.failure.steps)) if a.is_progress else []):
-            contrast = action_score(a.moves, b.moves)
-            if contrast is None or (strict_non_terminal and b.is_done):
-                continue
-            state = state_score(a, b)
-            if round(state, DIGITS) >= MIN_STATE:
-                found.append(Candidate(i, j, state, contrast))
-    return found
+def evidence_of(pair: Contrast, found: Iterable[Candidate] | None = None) -> Features:
+    """Return the rule features of a pair, with the decision where its runs part.
+
+    Args: found: its candidates, where they are known.
+    """
+    known = candidates(pair) if found is None else found
+    order = in_order(pair, {item: W_STATE * item.state + W_ACTION * item.action for item in known})
+    parting = (order[0].success_step, order[0].failure_step) if order else None
+    won, lost = pair.success.trajectory, pair.failure.trajectory
+    return features(won.task.text, won, lost, parting)
 
 
-async def label_pair(pair: Contrast, judge: Judge | None) -> Label:
+async def label_pair(pair: Contrast, seen: Features, judge: Judge | None) -> Label:
     """Return the label of a pair: the judge's, after a review below 0.70.
 
     The rules label the pair if there is no judge, or its reviewed confidence is below 0.35.
     """
-    label = await judge(pair, None) if judge else None
+    label = await judge(pair, seen, None) if judge else None
     if judge and (label is None or label.confidence < REVIEW_BELOW):
-        second = await judge(pair, label) or label
+        second = await judge(pair, seen, label) or label
         label = second and replace(second, source="review")
-    return label if label and label.confidence >= RULE_BELOW else rule_label(pair.features)
+    return label if label and label.confidence >= RULE_BELOW else rule_label(seen)
 
 
 def _scores(pair: Contrast, item: Candidate, label: Label) -> Scores:
@@ -144,7 +140,10 @@ def _scores(pair: Contrast, item: Candidate, label: Label) -> Scores:
 
 def _closed_gate(pair: Contrast, item: Candidate, label: Label, scores: Scores) -> str | None:
     """Return the gate that stops a candidate."""
-    broken = pair.features.errors > 0 or pair.failure.trajectory.ended in BROKEN_ENDS
+    broken = pair.failure.trajectory.ended in BROKEN_ENDS or any(
+        step.parse_failure or any(result.error for result in step.results)
+        for step in pair.failure.trajectory.steps
+    )
     sides = (pair.success.steps[item.success_step], pair.failure.steps[item.failure_step])
     gates = {
         "runtime_gate": label.category == "runtime"
@@ -157,13 +156,13 @@ def _closed_gate(pair: Contrast, item: Candidate, label: Label, scores: Scores) 
 
 
 def best_candidate(pair: Contrast, found: Iterable[Candidate], label: Label, render: Render) -> Found | str:
-    """Return the highest-scoring candidate that passes all gates; the later step wins a tie.
+    """Return the first candidate in the order of `in_order` that passes all gates.
 
-    Otherwise return why the highest-scoring one does not pass.
+    Otherwise return why the first one does not pass.
     """
     scored = {item: _scores(pair, item, label) for item in found}
     problems = []
-    for item in sorted(scored, key=lambda item: (scored[item].total, item), reverse=True):
+    for item in in_order(pair, {item: scores.total for item, scores in scored.items()}):
         gate = _closed_gate(pair, item, label, scored[item])
         sample = None if gate else render(pair.success, item.success_step)
         if sample is not None:
@@ -190,7 +189,7 @@ def _found(pair: Contrast, item: Candidate, label: Label, scores: Scores, sample
             **common,
             **sides,
             task_text=pair.success.trajectory.task.text,
-            why=f"{_say(won.moves)} instead of {_say(lost.moves)}",
+            why=f"{say(won.moves)} instead of {say(lost.moves)}",
         ),
         success=pair.success,
         failure=pair.failure,
@@ -209,13 +208,6 @@ def _side(name: str, run: AlignedRun, aligned: AlignedStep) -> dict[str, Any]:
     }
 
 
-def _say(moves: Iterable[Move]) -> str:
-    return ", then ".join(
-        " ".join(filter(None, (move.verb, repr(move.label) if move.label else move.tag, move.value)))
-        for move in moves
-    )
-
-
 def run_summary(run: AlignedRun) -> str:
     """Return what the failure judge sees of a run.
 
@@ -230,7 +222,7 @@ def run_summary(run: AlignedRun) -> str:
             f"Step {step.number}",
             f"url: {step.observation.url}",
             f"goal: {step.output.next_goal if step.output else ''}",
-            f"actions: {_say(aligned.moves) or '(none)'}",
+            f"actions: {say(aligned.moves) or '(none)'}",
             *(f"error: {error[:MAX_ERROR_CHARS]}" for error in errors),
         ]
     end = run.trajectory
@@ -325,7 +317,8 @@ async def mine(
         found = candidates(pair, strict_non_terminal=config.strict_non_terminal)
         outcome: Found | str = "no_divergence"
         if found:
-            outcome = best_candidate(pair, found, await label_pair(pair, judge), render)
+            label = await label_pair(pair, evidence_of(pair, found), judge)
+            outcome = best_candidate(pair, found, label, render)
         on_pair()
         return outcome
 
