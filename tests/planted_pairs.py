@@ -82,6 +82,9 @@ class Site:
     text: str
     plan: tuple[Intent, ...]
     fact: str = ""
+    one_url: bool = False  # an app whose address never changes
+    swatches: bool = False  # options are buttons, and the page says what was chosen
+    counter: bool = False  # the navigation counts what was looked at
 
     @property
     def rows(self) -> list[str]:
@@ -183,6 +186,24 @@ def controls(site: Site, at: Place) -> list[tuple[str, str]]:
     return found[at.page]
 
 
+def shown_controls(site: Site, at: Place, looks: int) -> list[tuple[str, str]]:
+    """Return (tag, label) of all that a page shows, in the site's style."""
+    bar = [("a", "Home"), ("a", "Help")]
+    bar += [("#text", f"seen {looks}")] if site.counter else []
+    own = controls(site, at)
+    if not site.swatches:
+        return [*bar, *own]
+    spread = []
+    for tag, label in own:
+        if tag == "select":
+            chosen = {**dict(at.chosen), "Region": at.region}.get(label, "")
+            spread += [("#text", f"{label}: {chosen or 'none'}")]
+            spread += [("button", value) for value in CHOICES[label]]
+        else:
+            spread.append((tag, label))
+    return [*bar, *spread]
+
+
 def move(site: Site, at: Place, intent: Intent) -> Place:
     """Return the site's state after an intent; `back` is the runner's business."""
     label = intent.label
@@ -216,6 +237,8 @@ def move(site: Site, at: Place, intent: Intent) -> Place:
 
 def url(site: Site, at: Place) -> str:
     base = f"http://{site.host}"
+    if site.one_url:
+        return f"{base}/app"
     if at.page == "results":
         region = f"&region={at.region}" if at.region else ""
         return f"{base}/results?q={at.query}&page={at.number}{region}"
@@ -242,7 +265,7 @@ class Runner:
     notes: list[str] = field(default_factory=list)
 
     def observe(self) -> Observation:
-        shown = [("a", "Home"), ("a", "Help"), *controls(self.site, self.at)]
+        shown = shown_controls(self.site, self.at, len(self.history))
         shown += [("#text", line) for line in self.r.sample(NEWS, self.r.randrange(3))]
         start, nodes, chosen = self.r.choice((1, 1, 4)), list[Element](), dict(self.at.chosen)
         chosen["Region"] = self.at.region
@@ -285,12 +308,14 @@ class Runner:
         if intent.verb in plain:
             name, params = plain[intent.verb]
             return Action(name=name, params=params)
+        swatch = intent.verb == "select" and self.site.swatches
+        label = intent.value if swatch else intent.label
         index = next(
             node.index
             for node in seen.nodes
-            if node.index is not None and intent.label in (node.text, node.attributes.get("name"))
+            if node.index is not None and label in (node.text, node.attributes.get("name"))
         )
-        if intent.verb == "click":
+        if intent.verb == "click" or swatch:
             return Action(name="click_element_by_index", params={"index": index})
         verb = "input_text" if intent.verb == "type" else "select_dropdown_option"
         return Action(name=verb, params={"index": index, "text": intent.value})
@@ -305,7 +330,7 @@ class Runner:
                 self.at = self.history.pop()
             else:
                 self.at = move(self.site, self.at, intent)
-                if url(self.site, self.at) != url(self.site, before):
+                if intent.verb == "click" and self.at != before or self.at.region != before.region:
                     self.history.append(before)
             self.notes += [f"{intent.verb} {intent.label} {intent.value}".strip()] * bool(intent.decision)
         output = AgentOutput(
@@ -477,7 +502,8 @@ def planted_pair(seed: int) -> Planted:
     error = list(ERRORS)[seed % len(ERRORS)]
     change, label, decisions = ERRORS[error]
     while True:
-        site = make_site(r, seed)
+        style = {name: r.random() < 0.2 for name in ("one_url", "swatches", "counter")}
+        site = replace(make_site(r, seed), **style)
         places = [place for place, intent in enumerate(site.plan) if intent.decision in decisions]
         if places:
             break

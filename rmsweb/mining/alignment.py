@@ -34,7 +34,7 @@ W_CONTRAST, W_CHANGE, LOW_INFORMATION = 0.6, 0.4, 0.3
 W_CLOSING, W_VIOLATION, W_PRIOR, W_SHARED = 0.40, 0.30, 0.30, 0.40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal only to itself, so that it can be a key
 class AlignedStep:
     """A step as the alignment sees it; `progress` is its place in the run, from 0 (first) to 1 (last)."""
 
@@ -82,6 +82,7 @@ class AlignedRun:
     trajectory: Trajectory
     success: bool | None
     work_checked: bool = False  # a check saw the work done, not only its outcome
+    _likeness: dict[tuple[int, "AlignedStep"], float] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def key(self) -> tuple[str, str]:
@@ -121,20 +122,38 @@ class AlignedRun:
         )
 
     @cached_property
-    def settled(self) -> tuple[int, ...]:
-        """Positions on the path whose moves are neither repeated nor overwritten later on the same page."""
-        return tuple(position for position in self.path if not self._replaced(position))
+    def settled(self) -> dict[int, tuple[Move, ...]]:
+        """What lasted of the steps on the path, by position.
 
-    def _replaced(self, position: int) -> bool:
-        step = self.steps[position]
-        for other in self.steps[position + 1 :]:
-            if not same_page(step, other):
-                continue
-            fields = {(move.tag, move.label) for move in other.moves if move.verb in VALUES}
-            overwritten = all(move.verb in VALUES and (move.tag, move.label) in fields for move in step.moves)
-            if overwritten or set(step.moves) <= set(other.moves):
-                return True
-        return False
+        A move does not last that is repeated or overwritten later on the same page, or that returns to a page
+        by a link which that page shows as well.
+        """
+        lasting = {position: self._lasting(position) for position in self.path}
+        return {position: moves for position, moves in lasting.items() if moves}
+
+    def _lasting(self, position: int) -> tuple[Move, ...]:
+        step, repeated = self.steps[position], set[object]()
+        for later in reversed(self.steps[position + 1 :]):
+            if later.moves and same_page(step, later):
+                repeated |= set(map(_purpose, later.moves))
+        if self._returns(position):
+            return ()
+        purposes = {_purpose(move): move for move in step.moves}  # within a step too the last one counts
+        return tuple(move for purpose, move in purposes.items() if purpose not in repeated)
+
+    def _returns(self, position: int) -> bool:
+        """Return whether a step follows a link of the navigation to a page that the run has seen before."""
+        step, following = self.steps[position], self.steps[position + 1 : position + 2]
+        shown = {(node.tag, name_of(node)) for after in following for node in after.step.observation.nodes}
+        follows = any(move.tag == "a" and (move.tag, move.label) in shown for move in step.moves)
+        return follows and any(same_page(following[0], self.steps[k]) for k in range(position))
+
+    def likeness(self, position: int, other: AlignedStep) -> float:
+        """Return S_state of a step of this run and one of another run; it is computed once."""
+        key = position, other
+        if key not in self._likeness:
+            self._likeness[key] = state_score(self.steps[position], other)
+        return self._likeness[key]
 
     def around(self, position: int) -> tuple[Step, ...]:
         """Return the steps that are searched for evidence near a position (from 0)."""
@@ -148,14 +167,7 @@ class Contrast:
     success: AlignedRun
     failure: AlignedRun
     kind: Literal["success-failure", "short-long"] = "success-failure"
-    _states: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
-
-    def state_score(self, success_step: int, failure_step: int) -> float:
-        """Return S_state of two positions; it is computed once."""
-        key = success_step, failure_step
-        if key not in self._states:
-            self._states[key] = state_score(self.success.steps[success_step], self.failure.steps[failure_step])
-        return self._states[key]
+    witnesses: tuple[AlignedRun, ...] = ()  # other successes of the task
 
 
 @dataclass(frozen=True, order=True)
@@ -197,6 +209,11 @@ def state_score(a: AlignedStep, b: AlignedStep) -> float:
     if a.memory and b.memory:
         parts.append((W_MEMORY, text_similarity(a.memory, b.memory)))
     return sum(weight * score for weight, score in parts) / sum(weight for weight, _ in parts)
+
+
+def _purpose(move: Move) -> object:
+    """Return what a move is for: to fill a field, whatever with, or the move itself."""
+    return (move.tag, move.label) if move.verb in VALUES else move
 
 
 def same_page(a: AlignedStep, b: AlignedStep) -> bool:

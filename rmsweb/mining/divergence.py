@@ -4,15 +4,15 @@ Purpose: Sec. 3 and App. K enumerate pairs of steps with comparable states and d
 early. Most such pairs are no divergence: the failing run acts a step earlier or later, or in another order,
 or the success took a detour that it left again. So both runs are first reduced to what they settled on
 (`AlignedRun.settled`), and a step of the success is a candidate only if the failing run never settles on its
-moves. Of the candidates, the one where the runs part comes first (`in_order`).
+moves. Of the candidates, those that no success of the task does without come first, and of these the one
+where the two runs part (`in_order`).
 
 ours: all of this; the paper ranks by its score alone. Its scores and thresholds stay as gates.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
-from rmsweb.mining.alignment import AlignedStep, Candidate, Contrast, action_score, differs, same_state
-from rmsweb.mining.taxonomy import VALUES, Move
+from rmsweb.mining.alignment import AlignedRun, AlignedStep, Candidate, Contrast, action_score, differs, same_state
 
 MIN_STATE = 0.60  # App. K
 DIGITS = 9  # what is compared with a threshold of the paper is rounded to 1e-9 first
@@ -28,36 +28,26 @@ def candidates(pair: Contrast, *, strict_non_terminal: bool = False) -> list[Can
     found = []
     for i in reversed(pair.success.settled):
         won = pair.success.steps[i]
-        if not won.is_progress or takes(pair, i):
+        if not won.is_progress or takes(pair.failure, pair.success, i):
             continue
         for j, lost in reversed(list(enumerate(pair.failure.steps))):
             contrast = action_score(won.moves, lost.moves)
             if contrast is None or (strict_non_terminal and lost.is_done):
                 continue
-            if round(pair.state_score(i, j), DIGITS) >= MIN_STATE:
-                found.append(Candidate(i, j, pair.state_score(i, j), contrast))
+            likeness = pair.failure.likeness(j, won)
+            if round(likeness, DIGITS) >= MIN_STATE:
+                found.append(Candidate(i, j, likeness, contrast))
     return found
 
 
-def takes(pair: Contrast, position: int) -> bool:
-    """Return whether the failing run settles on the moves of a step of the success.
+def takes(run: AlignedRun, other: AlignedRun, position: int) -> bool:
+    """Return whether a run settles on what lasted of another run's step.
 
-    They count on comparable pages, sooner or later, in any order, in one step or in several.
+    Its moves count on comparable pages, sooner or later, in any order, in one step or in several.
     """
-    made = [
-        move
-        for j in pair.failure.settled
-        if pair.state_score(position, j) >= COMPARABLE
-        for move in pair.failure.steps[j].moves
-    ]
-    wanted = last_values(pair.success.steps[position].moves)
-    return all(any(not differs(move, other) for other in made) for move in wanted)
-
-
-def last_values(moves: Iterable[Move]) -> Sequence[Move]:
-    """Return the moves without those that enter what a later one overwrites."""
-    by_field = {(move.tag, move.label) if move.verb in VALUES else move: move for move in moves}
-    return list(by_field.values())
+    step = other.steps[position]
+    made = [move for at, moves in run.settled.items() if run.likeness(at, step) >= COMPARABLE for move in moves]
+    return all(any(not differs(move, another) for another in made) for move in other.settled[position])
 
 
 def last_shared(pair: Contrast) -> int:
@@ -73,7 +63,7 @@ def last_shared(pair: Contrast) -> int:
 def in_order(pair: Contrast, scores: Mapping[Candidate, float]) -> list[Candidate]:
     """Return the candidates, the most critical first.
 
-    The runs part at the first decision that the failing run lacks behind the last state that both share.
+    A decision that another success of the task does without is less critical. The runs part at the first decision that the failing run lacks behind the last state that both share.
     Where they meet again later (an order is placed, with the wrong size), it is the last decision that it
     lacks before, among those whose score is as good as the best.
 
@@ -82,10 +72,11 @@ def in_order(pair: Contrast, scores: Mapping[Candidate, float]) -> list[Candidat
     shared = last_shared(pair)
     best = max((scores[item] for item in scores if item.success_step < shared), default=0.0)
 
-    def rank(item: Candidate) -> tuple[bool, bool, int, float, Candidate]:
+    def rank(item: Candidate) -> tuple[bool, bool, bool, int, float, Candidate]:
+        needed = all(takes(run, pair.success, item.success_step) for run in pair.witnesses)
         behind = item.success_step >= shared
         good = behind or scores[item] >= best - NEAR_BEST
         place = -item.success_step if behind else item.success_step * good
-        return behind, good, place, scores[item], item
+        return needed, behind, good, place, scores[item], item
 
     return sorted(scores, key=rank, reverse=True)

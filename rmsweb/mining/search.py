@@ -100,7 +100,8 @@ def pairs(runs: Iterable[AlignedRun], *, secondary: bool = True) -> Iterator[Con
     ordered = sorted(runs, key=lambda run: run.key)
     wins = [run for run in ordered if run.success]
     for success in wins:
-        yield from (Contrast(success, run) for run in ordered if run.success is False)
+        others = tuple(run for run in wins if run is not success)
+        yield from (Contrast(success, run, witnesses=others) for run in ordered if run.success is False)
     checked = [run for run in wins if run.work_checked]
     if secondary and checked:
         short = min(checked, key=lambda run: len(run.steps))

@@ -232,7 +232,7 @@ MODES = (
         "Access, anti-bot, or technical obstruction",
         9.98,
         "is stuck behind a CAPTCHA, a 403 page or a dead control",
-        verbs=(*OPENS, "go_back", "close_tab"),
+        verbs=(*OPENS, CLICK, "go_back", "close_tab"),
         signs=("blocked page",),
     ),
     FailureMode(
