@@ -17,7 +17,19 @@ from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.jsonl import dumps
-from rmsweb.mining.taxonomy import BY_NAME, CLICK, SEARCH, VALUES, Label, Move, moves_of, name_of
+from rmsweb.mining.taxonomy import (
+    BY_NAME,
+    CLICK,
+    EXTRACTION,
+    SEARCH,
+    VALUES,
+    Label,
+    Move,
+    moves_of,
+    name_of,
+    page_text,
+    words_of,
+)
 from rmsweb.records import Step, Trajectory, sha256_text
 from rmsweb.similarity import compare_urls, host_of, jaccard, text_similarity, texts_similar
 
@@ -57,6 +69,11 @@ class AlignedStep:
         nodes = self.step.observation.nodes
         filled = ((node, node.value or node.attributes.get("checked", "")) for node in nodes)
         return frozenset((node.tag, name_of(node), value) for node, value in filled if value)
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Words of the page."""
+        return words_of(page_text(self.step))
 
     @property
     def memory(self) -> str:
@@ -99,27 +116,32 @@ class AlignedRun:
     def path(self) -> tuple[int, ...]:
         """Positions of the steps that lie on no detour.
 
-        A detour leaves a page and comes back to it, with nothing entered and no button pressed in between.
+        A detour leaves a page and comes back to it, and nothing of it stays: nothing was entered or pressed,
+        the page does not name what was chosen on the way, and the answer does not say what was read there.
         """
         found, position = [], 0
         while position < len(self.steps):
-            here = self.steps[position]
             returns = [
-                later
-                for later in range(position + 2, len(self.steps))
-                if same_state(here, self.steps[later]) and not self._commits(position, later)
+                later for later in range(position + 2, len(self.steps)) if self._is_detour(position, later)
             ]
             if not returns:
                 found.append(position)
             position = max(returns, default=position + 1)
         return tuple(found)
 
-    def _commits(self, start: int, end: int) -> bool:
-        """Return whether some step of a range may have changed more than the page shown."""
-        moves = (move for step in self.steps[start:end] for move in step.moves)
-        return any(
-            move.verb in (*VALUES, "send_keys") or (move.verb == CLICK and move.tag != "a") for move in moves
-        )
+    def _is_detour(self, start: int, end: int) -> bool:
+        here, back, away = self.steps[start], self.steps[end], self.steps[start + 1 : end]
+        if not same_state(here, back) or all(same_state(here, step) for step in away):
+            return False
+        moves = [move for step in self.steps[start:end] for move in step.moves]
+        chosen = frozenset().union(*(words_of(move.label) for move in moves))
+        told = frozenset().union(*(step.words for step in away)) & self.answer_words
+        return not (any(map(stays, moves)) or chosen & (back.words - here.words) or told - here.words)
+
+    @cached_property
+    def answer_words(self) -> frozenset[str]:
+        """Words of the final answer that the task does not give."""
+        return words_of(self.trajectory.final_text or "") - words_of(self.trajectory.task.text)
 
     @cached_property
     def settled(self) -> dict[int, tuple[Move, ...]]:
@@ -209,6 +231,11 @@ def state_score(a: AlignedStep, b: AlignedStep) -> float:
     if a.memory and b.memory:
         parts.append((W_MEMORY, text_similarity(a.memory, b.memory)))
     return sum(weight * score for weight, score in parts) / sum(weight for weight, _ in parts)
+
+
+def stays(move: Move) -> bool:
+    """Return whether a move may have an effect that leaving the page does not undo."""
+    return move.verb in (*VALUES, "send_keys", EXTRACTION) or (move.verb == CLICK and move.tag != "a")
 
 
 def _purpose(move: Move) -> object:

@@ -12,7 +12,15 @@ ours: all of this; the paper ranks by its score alone. Its scores and thresholds
 
 from collections.abc import Mapping
 
-from rmsweb.mining.alignment import AlignedRun, AlignedStep, Candidate, Contrast, action_score, differs, same_state
+from rmsweb.mining.alignment import (
+    AlignedRun,
+    AlignedStep,
+    Candidate,
+    Contrast,
+    action_score,
+    differs,
+    same_state,
+)
 
 MIN_STATE = 0.60  # App. K
 DIGITS = 9  # what is compared with a threshold of the paper is rounded to 1e-9 first

@@ -29,7 +29,7 @@ from rmsweb.mining.alignment import (
     Contrast,
     category_score,
 )
-from rmsweb.mining.divergence import MIN_STATE, candidates, in_order
+from rmsweb.mining.divergence import candidates, in_order
 from rmsweb.mining.taxonomy import BROKEN_ENDS, Features, Label, features, rule_label, say
 from rmsweb.records import AuditRow, MinedState, Scores, StepSample, sha256_text
 

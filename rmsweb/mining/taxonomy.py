@@ -240,7 +240,7 @@ MODES = (
         "UI interaction or navigation failure",
         8.53,
         "does not reach or operate a page, tab, date picker or dropdown",
-        verbs=(*VALUES, CLICK, "switch_tab", "send_keys", "scroll_to_text"),
+        verbs=(*VALUES, *OPENS, CLICK, "send_keys", "scroll_to_text"),
         signs=("trouble", "unchanged page", "stuck end", "goes on without"),
     ),
     FailureMode(
