@@ -42,7 +42,13 @@ OFFICES = ("harbour", "market", "station", "castle")
 PEOPLE = ("Ann Bell", "Tom Reed", "Ida Moss", "Jon Hale")
 DATES = ("2026-03-04", "2026-05-11", "2026-07-23", "2026-09-30")
 FACTS = ("weight", "maker", "height", "price")
-NEWS = ("Summer sale ends soon", "Read our story", "Rated 4 by 200 people", "New: gift cards", "Cookies are used")
+NEWS = (
+    "Summer sale ends soon",
+    "Read our story",
+    "Rated 4 by 200 people",
+    "New: gift cards",
+    "Cookies are used",
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,12 @@ def controls(site: Site, at: Place) -> list[tuple[str, str]]:
         "draft": [("#text", "Draft saved"), ("a", "Keep looking")],
     }
     item: dict[str, list[tuple[str, str]]] = {
-        "shop": [("select", "Color"), ("select", "Size"), ("button", "Add to cart"), ("button", "Add to wishlist")],
+        "shop": [
+            ("select", "Color"),
+            ("select", "Size"),
+            ("button", "Add to cart"),
+            ("button", "Add to wishlist"),
+        ],
         "office": [("input", "Name"), ("input", "Date"), ("select", "Office"), ("button", "Continue")],
         "reference": [("a", "Details"), ("a", "Reviews")],
     }
@@ -243,7 +254,9 @@ def url(site: Site, at: Place) -> str:
         region = f"&region={at.region}" if at.region else ""
         return f"{base}/results?q={at.query}&page={at.number}{region}"
     if at.page in ("item", "details"):
-        return f"{base}/{site.kind}/{at.item.replace(' ', '-')}" + ("/details" if at.page == "details" else "")
+        return f"{base}/{site.kind}/{at.item.replace(' ', '-')}" + (
+            "/details" if at.page == "details" else ""
+        )
     return f"{base}/{'' if at.page == 'home' else at.page}"
 
 
@@ -270,7 +283,9 @@ class Runner:
         start, nodes, chosen = self.r.choice((1, 1, 4)), list[Element](), dict(self.at.chosen)
         chosen["Region"] = self.at.region
         for place, (tag, label) in enumerate(shown):
-            index = None if tag == "#text" else start + len([node for node in nodes if node.index is not None])
+            index = (
+                None if tag == "#text" else start + len([node for node in nodes if node.index is not None])
+            )
             field_like = tag in ("input", "select")
             nodes.append(
                 Element(
@@ -516,9 +531,7 @@ def planted_pair(seed: int) -> Planted:
     won = Runner(site, r, f"{site.host}.success", memory)
     success = won.run(with_noise(list(site.plan), site, r), True)
     failure = Runner(site, r, f"{site.host}.failure", memory).run(with_noise(broken, site, r), False)
-    last = {
-        name: place for place, names in enumerate(won.decisions, 1) for name in names
-    }  # of each decision
+    last = {name: place for place, names in enumerate(won.decisions, 1) for name in names}  # of each decision
     # a run that ends early lacks all that follows; the first of it, in the success's own order, is critical
     lost = [decision] if change not in (premature_end, stuck) else [item.decision for item in site.plan[at:]]
     critical = min(last[name] for name in lost)

@@ -268,7 +268,9 @@ def test_the_rules_decide_if_the_judge_is_unsure(answers: tuple[tuple[str, float
     """The rules label a pair whose reviewed confidence is below 0.35 or whose answer cannot be read."""
     pair = Contrast(run("open select add done", True), run("open add done", False, name="b"))
     assert asyncio.run(label_pair(pair, evidence_of(pair), labels(*answers))).source == "rule"
-    assert asyncio.run(label_pair(pair, evidence_of(pair), labels(*answers))) == asyncio.run(label_pair(pair, evidence_of(pair), None))
+    assert asyncio.run(label_pair(pair, evidence_of(pair), labels(*answers))) == asyncio.run(
+        label_pair(pair, evidence_of(pair), None)
+    )
 
 
 def test_the_judge_sees_the_last_steps_by_element() -> None:

@@ -16,7 +16,6 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
-from rmsweb.jsonl import dumps
 from rmsweb.mining.taxonomy import (
     BY_NAME,
     CLICK,
@@ -30,7 +29,7 @@ from rmsweb.mining.taxonomy import (
     page_text,
     words_of,
 )
-from rmsweb.records import Step, Trajectory, sha256_text
+from rmsweb.records import Step, Trajectory
 from rmsweb.similarity import compare_urls, host_of, jaccard, text_similarity, texts_similar
 
 RADIUS = 2  # App. K: steps on each side of a candidate that are searched for evidence
@@ -59,9 +58,9 @@ class AlignedStep:
         return moves_of(self.step, failed=True)
 
     @cached_property
-    def visible(self) -> tuple[tuple[str, str], ...]:
+    def visible(self) -> Counter[tuple[str, str]]:
         """(tag, text) of every line that the viewport shows."""
-        return tuple((node.tag, node.text) for node in self.step.observation.nodes if node.in_viewport)
+        return Counter((node.tag, node.text) for node in self.step.observation.nodes if node.in_viewport)
 
     @cached_property
     def values(self) -> frozenset[tuple[str, str, str]]:
@@ -102,9 +101,11 @@ class AlignedRun:
     _likeness: dict[tuple[int, "AlignedStep"], float] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
-    def key(self) -> tuple[str, str]:
-        """Sort key that does not depend on the order of the pool."""
-        return self.trajectory.trajectory_id, sha256_text(dumps(self.trajectory))
+    def key(self) -> tuple[str, ...]:
+        """Sort key that does not depend on the order of the pool: the id, then what was seen and answered."""
+        found = self.trajectory
+        did = (text for step in found.steps for text in (step.observation.fingerprint, step.response_text))
+        return found.trajectory_id, found.source.policy, str(found.source.seed), *did
 
     @cached_property
     def steps(self) -> tuple[AlignedStep, ...]:
@@ -218,6 +219,9 @@ def url_score(a: str, b: str) -> float:
     return 1.0 if match == "same" else SAME_PATH
 
 
+memory_score = lru_cache(maxsize=65_536)(text_similarity)
+
+
 def state_score(a: AlignedStep, b: AlignedStep) -> float:
     """Return S_state in [0, 1]: likeness of URL, visible (tag, text) pairs, values, progress, memories."""
     x, y = a.step.observation, b.step.observation
@@ -229,7 +233,7 @@ def state_score(a: AlignedStep, b: AlignedStep) -> float:
     if a.values or b.values:
         parts.append((W_VALUES, jaccard(a.values, b.values)))
     if a.memory and b.memory:
-        parts.append((W_MEMORY, text_similarity(a.memory, b.memory)))
+        parts.append((W_MEMORY, memory_score(a.memory, b.memory)))
     return sum(weight * score for weight, score in parts) / sum(weight for weight, _ in parts)
 
 

@@ -54,7 +54,9 @@ def takes(run: AlignedRun, other: AlignedRun, position: int) -> bool:
     Its moves count on comparable pages, sooner or later, in any order, in one step or in several.
     """
     step = other.steps[position]
-    made = [move for at, moves in run.settled.items() if run.likeness(at, step) >= COMPARABLE for move in moves]
+    made = [
+        move for at, moves in run.settled.items() if run.likeness(at, step) >= COMPARABLE for move in moves
+    ]
     return all(any(not differs(move, another) for another in made) for move in other.settled[position])
 
 
