@@ -173,6 +173,7 @@ def test_mined_states_are_what_the_sites_call_critical() -> None:
         assert won.output is not None
         critical += won.output.next_goal in wrong_moves(by_id[item.audit.failure_trajectory].trajectory)
     assert len(result.found) >= 150
+    assert len({item.state.category for item in result.found}) >= 8
     assert critical >= 0.9 * len(result.found)
 
     right = known = 0
