@@ -69,14 +69,14 @@ class Config(BaseConfig):
 def labeller(judge: Endpoint) -> Judge:
     """Return the miner's judge, which asks an endpoint."""
 
-    async def label(pair: Contrast, seen: Features, first: Label | None) -> Label | None:
+    async def label(pair: Contrast, seen: Features, opinions: Sequence[Label]) -> Label | None:
         return await judge_failure(
             judge,
             task_text=pair.success.trajectory.task.text,
             success=run_summary(pair.success),
             failure=run_summary(pair.failure),
             evidence=features_text(seen),
-            first=first,
+            opinions=opinions,
         )
 
     return label

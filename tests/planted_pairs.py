@@ -109,7 +109,7 @@ class Planted:
     critical: int
 
 
-# ---------------------------------------------------------------------------------------------------- the sites
+# ------------------------------------------------------------------------------------------------- the sites
 
 
 def make_site(r: random.Random, number: int) -> Site:
@@ -260,7 +260,7 @@ def url(site: Site, at: Place) -> str:
     return f"{base}/{'' if at.page == 'home' else at.page}"
 
 
-# ----------------------------------------------------------------------------------------------------- the runs
+# -------------------------------------------------------------------------------------------------- the runs
 
 
 @dataclass
@@ -345,7 +345,8 @@ class Runner:
                 self.at = self.history.pop()
             else:
                 self.at = move(self.site, self.at, intent)
-                if intent.verb == "click" and self.at != before or self.at.region != before.region:
+                went = intent.verb == "click" and self.at != before
+                if went or self.at.region != before.region:
                     self.history.append(before)
             self.notes += [f"{intent.verb} {intent.label} {intent.value}".strip()] * bool(intent.decision)
         output = AgentOutput(
@@ -401,7 +402,7 @@ class Runner:
         )
 
 
-# ---------------------------------------------------------------------------------------------------- the noise
+# ------------------------------------------------------------------------------------------------- the noise
 
 
 def reordered(plan: list[Intent], r: random.Random) -> list[Intent]:
@@ -452,7 +453,7 @@ def with_noise(plan: list[Intent], site: Site, r: random.Random) -> list[Intent]
     return noisy
 
 
-# --------------------------------------------------------------------------------------------------- the errors
+# ------------------------------------------------------------------------------------------------ the errors
 
 Change = Callable[[list[Intent], int, Site, random.Random], list[Intent]]
 

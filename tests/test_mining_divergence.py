@@ -3,6 +3,7 @@ divergence, and planted errors are found where they were planted."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ def decisions(success: AlignedRun, failure: AlignedRun) -> set[int]:
     return {item.success_step for item in candidates(Contrast(success, failure))}
 
 
-# ----------------------------------------------------------------------------------------- what a run settles on
+# ------------------------------------------------------------------------------------- what a run settles on
 
 
 def test_a_detour_is_no_decision() -> None:
@@ -62,7 +63,7 @@ def test_a_repeated_move_counts_where_it_was_made_last() -> None:
     assert list(run("add@/item scroll@/item add@/item done@/cart", True).settled) == [1, 2, 3]
 
 
-# -------------------------------------------------------------------------------------------- what is a divergence
+# -------------------------------------------------------------------------------------- what is a divergence
 
 
 @given(ORDERS, ORDERS)
@@ -116,7 +117,7 @@ def test_what_another_success_does_without_comes_last() -> None:
     assert not takes(other, success, 2)
 
 
-# ------------------------------------------------------------------------------------------------ planted errors
+# -------------------------------------------------------------------------------------------- planted errors
 
 
 def found_right(found: Planted, judge: Judge | None) -> bool | None:
@@ -133,7 +134,7 @@ def recall_and_precision(count: int, *, true_labels: bool) -> tuple[float, float
     for planted in planted_pairs(count):
 
         async def judge(
-            pair: Contrast, seen: Features, first: Label | None, name: str = planted.label
+            pair: Contrast, seen: Features, opinions: Sequence[Label], name: str = planted.label
         ) -> Label | None:
             return Label(name, 0.9)
 
@@ -156,7 +157,7 @@ def test_five_hundred_planted_errors_are_found(true_labels: bool, least: float) 
     assert min(recall_and_precision(500, true_labels=true_labels)) >= least
 
 
-# --------------------------------------------------------------------------------- against what the sites know
+# ------------------------------------------------------------------------------- against what the sites know
 
 
 def test_mined_states_are_what_the_sites_call_critical() -> None:

@@ -171,7 +171,7 @@ def test_the_judges_are_understood_by_the_rooms_that_ask_them(url: str) -> None:
 
 
 def test_the_failure_judge_looks_at_the_run_and_errs_at_its_rate() -> None:
-    """One task gets another label where the runs part at another decision; about one label in ten is a guess."""
+    """A task gets another label where its runs part elsewhere; about one label in ten is a guess."""
 
     def label(world: World, move: str, seed: int = 0) -> dict[str, Any]:
         evidence = f"where the runs part, the successful run: {move}\nand the failed run: done\n"

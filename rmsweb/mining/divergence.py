@@ -73,9 +73,10 @@ def last_shared(pair: Contrast) -> int:
 def in_order(pair: Contrast, scores: Mapping[Candidate, float]) -> list[Candidate]:
     """Return the candidates, the most critical first.
 
-    A decision that another success of the task does without is less critical. The runs part at the first decision that the failing run lacks behind the last state that both share.
-    Where they meet again later (an order is placed, with the wrong size), it is the last decision that it
-    lacks before, among those whose score is as good as the best.
+    A decision that another success of the task does without is less critical. The runs part at the first
+    decision that the failing run lacks behind the last state that both share. Where they meet again after all
+    (an order is placed, with the wrong size), it is the last one that it lacks before, among those whose
+    score is as good as the best.
 
     Args: scores: S_total, or the part of it that is known.
     """

@@ -14,7 +14,6 @@ cue and no rule.
 """
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -315,6 +314,10 @@ class Label:
     category: str
     confidence: float
     source: Literal["judge", "review", "rule"] = "judge"
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.category} {self.confidence:.2f} {self.reason}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,17 +349,20 @@ def features(
     Args: parting: positions (from 0) of the steps at which the two runs part, None if they do not.
     """
     text, words = task_text.lower(), words_of(task_text)
-    lost = Counter(move.verb for step in failure.steps for move in moves_of(step))
-    seen = list(failure.steps[-2:])
-    decision, instead, after = (), (), []
+    searches = sum(move.verb == SEARCH for step in failure.steps for move in moves_of(step))
+    seen, decision, instead = list(failure.steps[-2:]), list[Move](), list[Move]()
+    traits, verbs_before, onward = set[str](), set[str](), None
     if parting is not None:
-        here, there = success.steps[parting[0]], failure.steps[parting[1]]
-        decision, instead = moves_of(here, failed=True), moves_of(there, failed=True)
-        after = [move for step in success.steps[parting[0] + 1 :] for move in moves_of(step)]
+        won, lost = parting
+        here, there = success.steps[won], failure.steps[lost]
         seen.append(there)
-    decision = tuple(move for move in decision if move not in instead) or decision
-    earlier = failure.steps[: parting[1]] if parting else ()
-    onward = next((move for move in after if move.verb not in VALUES), None)
+        instead = list(moves_of(there, failed=True))
+        moves = moves_of(here, failed=True)
+        decision = [move for move in moves if move not in instead] or list(moves)
+        traits = {name for move in decision for name, holds in traits_of(move, here, words).items() if holds}
+        verbs_before = {move.verb for step in failure.steps[:lost] for move in moves_of(step)}
+        after = (move for step in success.steps[won + 1 :] for move in moves_of(step))
+        onward = next((move for move in after if move.verb not in VALUES), None)
     return Features(
         constraints=len(CONSTRAINT.findall(text)),
         numbers=len(re.findall(r"\d+", text)),
@@ -367,16 +373,12 @@ def features(
         blocked=any(map(is_blocked, seen)),
         errors=sum(bool(result.error) for step in failure.steps for result in step.results),
         unreadable=sum(bool(step.parse_failure) + step.browser_restarts for step in failure.steps),
-        repeated_searches=max(0, lost[SEARCH] - 1),
-        decision=decision,
-        instead=instead,
+        repeated_searches=max(0, searches - 1),
+        decision=tuple(decision),
+        instead=tuple(instead),
         leads_to_link=onward is not None and onward.tag == "a",
-        read_before=any(
-            move.verb == other.verb for step in earlier for move in moves_of(step) for other in decision
-        ),
-        traits=frozenset(
-            name for move in decision for name, holds in traits_of(move, here, words).items() if holds
-        ),
+        read_before=not verbs_before.isdisjoint(move.verb for move in decision),
+        traits=frozenset(traits),
     )
 
 
