@@ -32,7 +32,7 @@ from rmsweb.mining.corpus import (
     shared_prompt_config,
 )
 from rmsweb.mining.search import Judge, MinerConfig, Render, corpus_report, mine, run_summary
-from rmsweb.mining.taxonomy import Label, features_text
+from rmsweb.mining.taxonomy import Features, Label, features_text
 from rmsweb.prompt import PromptConfig, token_counter
 from rmsweb.records import AuditRow, MinedState, Split, StepSample
 from rmsweb.runs import RunWriter
@@ -69,14 +69,14 @@ class Config(BaseConfig):
 def labeller(judge: Endpoint) -> Judge:
     """Return the miner's judge, which asks an endpoint."""
 
-    async def label(pair: Contrast, first: Label | None) -> Label | None:
+    async def label(pair: Contrast, seen: Features, opinions: Sequence[Label]) -> Label | None:
         return await judge_failure(
             judge,
             task_text=pair.success.trajectory.task.text,
             success=run_summary(pair.success),
             failure=run_summary(pair.failure),
-            evidence=features_text(pair.features),
-            first=first,
+            evidence=features_text(seen),
+            opinions=opinions,
         )
 
     return label

@@ -358,6 +358,8 @@ class AuditRow:
     success_screenshot: Image | None = None
     failure_screenshot: Image | None = None
     why: str = ""
+    opinions: tuple[str, ...] = ()  # the rules', the judge's and the review's label, with their reasons
+    others: tuple[str, ...] = ()  # decisions of other steps that were candidates too
 
 
 # ----------------------------------------------------------------------------------------- what records say

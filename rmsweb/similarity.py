@@ -90,9 +90,9 @@ def jaccard(a: Iterable[Hashable], b: Iterable[Hashable]) -> float:
     >>> jaccard("aab", "abb")
     0.5
     """
-    x, y = Counter(a), Counter(b)
-    union = (x | y).total()
-    return (x & y).total() / union if union else 1.0
+    x, y = (items if isinstance(items, Counter) else Counter(items) for items in (a, b))
+    common = sum(min(count, y.get(item, 0)) for item, count in x.items())
+    return common / (x.total() + y.total() - common) if x or y else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ from pathlib import Path
 from replay import ReplayEnvironment, ReplaySession
 
 from rmsweb.agent import Episode
+from rmsweb.collection.filters import action_sample
 from rmsweb.collection.loop import Attempt, LoopConfig, collect_task, reflect
 from rmsweb.mining.alignment import AlignedRun
-from rmsweb.playground.tasks import World
+from rmsweb.playground import expert
+from rmsweb.playground.tasks import OPTIONS, World, world_by_text
 from rmsweb.playground.teacher import ROLES
 from rmsweb.prompt import PromptConfig, load_prompt_config, render_text
-from rmsweb.records import Image, Judgement, Message, Policy, Reply, Source, Trajectory
+from rmsweb.records import Image, Judgement, Message, Policy, Reply, Source, StepSample, Trajectory
 
 CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
 PICTURE = Image(path="screenshots/page.jpeg", sha256="page", width=640, height=480)
@@ -82,3 +84,47 @@ def collect_pool(worlds: Sequence[World]) -> list[tuple[Trajectory, Judgement]]:
 def runs_of(pool: Sequence[tuple[Trajectory, Judgement]]) -> list[AlignedRun]:
     """Return the pool as mining takes it."""
     return [AlignedRun(trajectory, judgement.verdict == "success") for trajectory, judgement in pool]
+
+
+def sample_of(run: AlignedRun, position: int) -> StepSample | None:
+    """Render a step as mine.py does, a token a word."""
+    sample = action_sample(run.trajectory, position, CONFIG, lambda text: len(text.split()))
+    return sample if isinstance(sample, StepSample) else None
+
+
+OPTION_MODES = ("constraint", "controls", "interaction")  # Table 5 fits all three to an option left alone
+
+
+def wrong_moves(trajectory: Trajectory) -> dict[str, tuple[str, ...]]:
+    """Return what a failing run had to do and did not: goal -> the failure modes that name it.
+
+    The sites' own knowledge: the decisions that it skipped where the default or the shortcut was wrong, and
+    the rows that it should have taken where it took others.
+    """
+    world = world_by_text(trajectory.task.text)
+    assert world is not None
+    goals = [step.output.next_goal for step in trajectory.steps if step.output]
+    found: dict[str, tuple[str, ...]] = {}
+    for label in expert.wrong_decisions(world, goals):
+        value = world.want.get(label, "")
+        if label in world.want and world.default.get(label) != value:
+            moves = {f"select {label} {value}", f"type {label} {value}"}
+            modes: tuple[str, ...] = ("boundary",) if label == "code" else OPTION_MODES
+            if label in expert.PICKED:
+                moves |= {f"click {value}"}
+            if label == "day":
+                moves, modes = {*moves, "click date"}, ("date",)
+            found |= dict.fromkeys(moves, modes)
+        elif label not in world.want and not world.lucky:
+            found |= {
+                expert.SNIPPET: {f"click {name}": ("evidence",) for name in (world.item, world.source)},
+                expert.CONFIRM: {f"click {name}": ("endpoint",) for name in ("confirm", "send")},
+                expert.NEWS: {f"click {world.source}": ("obstruction",)},
+            }[label]
+    rows = (*world.others, *world.places, *OPTIONS["day"])
+    right = {world.item, world.via, *world.want.values()} - {""}
+    if any(
+        goal.removeprefix("click ") in rows and goal.removeprefix("click ") not in right for goal in goals
+    ):
+        found = {f"click {name}": OPTION_MODES for name in right} | found
+    return found

@@ -147,14 +147,14 @@ def test_unknown_categories_and_impossible_confidences_are_no_labels(text: str) 
 
 
 def test_the_failure_judge_sees_both_runs_and_the_evidence() -> None:
-    """Task, both summaries, the rules' evidence and every category are in the request; a review also sees the
-    first label.
+    """Task, both summaries, the rules' evidence and every category are in the request; a review also sees
+    the opinions so far.
     """
     judge = ScriptedPolicy('{"reason":"r","category":"endpoint","confidence":0.9}')
     case = {"task_text": "buy it", "success": "good run\n", "failure": "bad run\n", "evidence": "cue\n"}
-    assert asyncio.run(judge_failure(judge, **case)) == Label("endpoint", 0.9)
-    assert asyncio.run(judge_failure(judge, **case, first=Label("date", 0.4))) == Label("endpoint", 0.9)
+    assert asyncio.run(judge_failure(judge, **case)) == Label("endpoint", 0.9, reason="r")
+    assert asyncio.run(judge_failure(judge, **case, opinions=[Label("date", 0.4, reason="day")])) is not None
     assert all(words in judge.prompts[0] for words in (*case.values(), *CATEGORIES))
-    assert "date, confidence 0.40" in judge.prompts[1]
+    assert "judge: date 0.40 day" in judge.prompts[1]
     assert judge.calls[0][1] == "failure_judge"
     assert judge.calls[0][0] != judge.calls[1][0]

@@ -153,7 +153,7 @@ def test_the_judge_labels_and_a_second_run_asks_nothing(pool: list[Path], tmp_pa
         )
         assert len(server.requests) == asked > 0
     state = next(read_records(out / "mined.jsonl", MinedState))
-    assert (state.category, state.label_source) == ("controls", "judge")
+    assert (state.category, state.label_source) == ("controls", "review")  # the rules say otherwise
     assert json.loads((out / "report.json").read_text())["scripted"] == ["scripted-failure-judge"]
     assert (tmp_path / "again" / "mined.jsonl").read_bytes() == (out / "mined.jsonl").read_bytes()
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,10 +21,10 @@ from rmsweb.mining.alignment import (
     category_score,
     state_score,
 )
+from rmsweb.mining.divergence import MIN_STATE, candidates
 from rmsweb.mining.search import (
     DOMAIN_CAP,
     MIN_CATEGORY,
-    MIN_STATE,
     MIN_TOTAL,
     OBSTRUCTION_CAP,
     W_ACTION,
@@ -35,15 +36,15 @@ from rmsweb.mining.search import (
     MinerConfig,
     apply_cap,
     best_candidate,
-    candidates,
     cap_corpus,
     corpus_report,
+    evidence_of,
     label_pair,
     mine,
     pairs,
     run_summary,
 )
-from rmsweb.mining.taxonomy import Label
+from rmsweb.mining.taxonomy import Features, Label, rule_label
 from rmsweb.records import Scores, Trajectory
 
 SURE = Label("constraint", 0.9)
@@ -55,7 +56,7 @@ def labels(*answers: tuple[str, float] | None) -> Judge:
     """A judge that gives these answers in turn, then the last one forever."""
     queue = [answer and Label(*answer) for answer in answers]
 
-    async def judge(pair: Contrast, first: Label | None) -> Label | None:
+    async def judge(pair: Contrast, seen: Features, opinions: Sequence[Label]) -> Label | None:
         return queue.pop(0) if len(queue) > 1 else queue[0]
 
     return judge
@@ -112,12 +113,12 @@ def test_action_score_is_bounded_symmetric_and_none_for_equals(a: str, b: str) -
 
 
 def test_passive_differences_count_less() -> None:
-    """A click against a selection outweighs another value, which outweighs a search against a scroll."""
+    """Another value contrasts as much as another verb, and both more than a search against a scroll."""
 
     def score(a: str, b: str) -> float:
         return action_score(aligned(a).moves, aligned(b).moves) or 0.0
 
-    assert score("select", "add") > score("select", "blue") > score("search", "scroll")
+    assert score("select", "add") == score("select", "blue") > score("search", "scroll")
 
 
 def test_the_prior_alone_never_passes() -> None:
@@ -200,9 +201,9 @@ def test_the_later_step_wins_a_tie() -> None:
     """Of candidates with the same score the later one is kept."""
     pair = Contrast(run("open select select add done", True), run("add", False, name="b"))
     found = [replace(item, state=1.0, action=1.0) for item in candidates(pair) if item.success_step in (1, 2)]
-    best = best_candidate(pair, found, Label("runtime", 1.0, "rule"), render)
+    best = best_candidate(pair, found, [Label("runtime", 1.0, "rule")], render)
     assert best == "runtime_gate"
-    kept = best_candidate(pair, found, SURE, render)
+    kept = best_candidate(pair, found, [SURE], render)
     assert isinstance(kept, Found)
     assert kept.audit.success_step == 3
 
@@ -216,7 +217,7 @@ def test_targets_cover_every_verb_that_differs() -> None:
             run(f"open {name} done", True, task_id=name),
             run("open scroll done", False, task_id=name, name="b"),
         ]
-    result = mined(runs, labels(("interaction", 0.9)))
+    result = mined(runs)
     assert {item.state.task_id: item.audit.success_actions[0].name for item in result.found} == {
         name: VERBS[name][0] for name in wanted
     }
@@ -251,24 +252,43 @@ def _without_pictures(item: AlignedRun) -> Trajectory:
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ((("date", 0.9),), Label("date", 0.9, "judge")),
-        ((("date", 0.5), ("boundary", 0.8)), Label("boundary", 0.8, "review")),
-        ((("date", 0.5), ("boundary", 0.4)), Label("boundary", 0.4, "review")),
-        ((("date", 0.5), None), Label("date", 0.5, "review")),
+        ((("constraint", 0.9),), Label("constraint", 0.9, "judge")),
+        ((("date", 0.9), ("constraint", 0.8)), Label("constraint", 0.8, "review")),  # the rules contradict
+        ((("constraint", 0.5), ("boundary", 0.8)), Label("boundary", 0.8, "review")),
+        ((("constraint", 0.5), ("boundary", 0.4)), Label("boundary", 0.4, "review")),
+        ((("constraint", 0.5), None), Label("constraint", 0.5, "judge")),
+        ((None, ("boundary", 0.9)), Label("boundary", 0.9, "review")),
     ],
 )
-def test_labels_below_seventy_are_reviewed(answers: tuple[tuple[str, float], ...], expected: Label) -> None:
-    """App. K: a second pass reviews labels below 0.70; the source is recorded."""
-    pair = Contrast(run("open select add done", True), run("open add done", False, name="b"))
-    assert asyncio.run(label_pair(pair, labels(*answers))) == expected
+def test_doubtful_labels_are_reviewed(answers: tuple[tuple[str, float] | None, ...], expected: Label) -> None:
+    """App. K: a second pass reviews labels below 0.70; ours: and those that the rules contradict."""
+    pair = Contrast(run("open select add done", True), run("open blue add done", False, name="b"))
+    opinions = asyncio.run(label_pair(pair, evidence_of(pair), labels(*answers)))
+    assert opinions[-1] == expected
+    assert opinions[0] == rule_label(evidence_of(pair))
+    assert opinions[0].category == "constraint"
 
 
 @pytest.mark.parametrize("answers", [(("date", 0.5), ("boundary", 0.2)), (None, None), (("date", 0.1), None)])
 def test_the_rules_decide_if_the_judge_is_unsure(answers: tuple[tuple[str, float] | None, ...]) -> None:
     """The rules label a pair whose reviewed confidence is below 0.35 or whose answer cannot be read."""
-    pair = Contrast(run("open select add done", True), run("open add done", False, name="b"))
-    assert asyncio.run(label_pair(pair, labels(*answers))).source == "rule"
-    assert asyncio.run(label_pair(pair, labels(*answers))) == asyncio.run(label_pair(pair, None))
+    pair = Contrast(run("open select add done", True), run("open blue add done", False, name="b"))
+    opinions = asyncio.run(label_pair(pair, evidence_of(pair), labels(*answers)))
+    assert opinions[-1] == rule_label(evidence_of(pair))
+
+
+def test_the_review_reads_the_opinions_so_far() -> None:
+    """The second pass sees the rules' label and the first one; all of them stand in the audit row."""
+    heard: list[Sequence[Label]] = []
+
+    async def judge(pair: Contrast, seen: Features, opinions: Sequence[Label]) -> Label | None:
+        heard.append(opinions)
+        return Label("controls", 0.4 if not opinions else 0.9, reason="the filter")
+
+    result = mined([run("open select add done", True), run("open blue add done", False, name="b")], judge)
+    assert [[opinion.source for opinion in opinions] for opinions in heard] == [[], ["rule", "judge"]]
+    assert [words.split(":")[0] for words in result.found[0].audit.opinions] == ["rule", "judge", "review"]
+    assert "the filter" in result.found[0].audit.opinions[2]
 
 
 def test_the_judge_sees_the_last_steps_by_element() -> None:

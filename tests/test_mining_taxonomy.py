@@ -1,7 +1,6 @@
 """Laws of the failure modes: Table 5, moves without indices, rule features, local evidence."""
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +9,12 @@ from mining_world import TASK, on_page, page, step, trajectory
 from rmsweb.mining.taxonomy import (
     BY_NAME,
     CATEGORIES,
+    CLICK,
+    EXTRACTION,
     MODES,
+    SEARCH,
+    SELECT,
+    Move,
     features,
     features_text,
     is_blocked,
@@ -66,48 +70,100 @@ def test_a_skipped_option_violates_the_constraint() -> None:
     assert not mode.violated(good[:3], wanted, "")
 
 
-@pytest.mark.parametrize(
-    ("names", "category"),
-    [
-        ("open junk junk junk", "interaction"),
-        ("search research search scroll", "interaction"),
-        ("open add done", "constraint"),
+# What rules see -> the label. A row changes NEUTRAL, a finished run that did one thing less; the first row of
+# a mode is its plainest case, and the rows behind it differ from it in one point and are something else.
+NEUTRAL = features("Buy a lamp", trajectory("open add done"), trajectory("open done"), None)
+ROW, BUTTON = Move(CLICK, "a", "oak lamp"), Move(CLICK, "button", "send")
+OTHER_ROW, OPTION = Move(CLICK, "a", "steel lamp"), Move(SELECT, "select", "color", "red")
+DONE, READ = Move("done", value="42"), Move(EXTRACTION, value="price")
+SEEN = frozenset({"any"})
+EXAMPLES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "evidence": [
+        ({"asks": True, "decision": (ROW,), "instead": (DONE,)}, "evidence"),
+        ({"asks": False, "decision": (ROW,), "instead": (DONE,)}, "interaction"),
     ],
-)
-def test_rules_point_at_plain_failures(names: str, category: str) -> None:
-    """The rule category follows from how the run failed; its confidence is a share of votes."""
-    found = features(
-        "Buy a lamp with color red under 100 at shop", trajectory("open select add done"), trajectory(names)
-    )
-    label = rule_label(found)
-    assert label.category in (category, "controls")
-    assert 0 < label.confidence <= 1
-    assert "failed run" in features_text(found)
+    "endpoint": [
+        ({"decision": (BUTTON,), "instead": (DONE,), "traits": SEEN | {"brings to the end"}}, "endpoint"),
+        ({"decision": (BUTTON,), "instead": (DONE,), "traits": SEEN}, "interaction"),
+    ],
+    "obstruction": [
+        ({"blocked": True, "decision": (ROW,), "instead": (OTHER_ROW,)}, "obstruction"),
+        ({"blocked": False, "decision": (ROW,), "instead": (OTHER_ROW,)}, "constraint"),
+    ],
+    "interaction": [
+        ({"ended": "stalled", "errors": 2, "decision": (BUTTON,), "instead": (ROW,)}, "interaction"),
+        ({"ended": "environment", "decision": (BUTTON,), "instead": (ROW,)}, "runtime"),
+    ],
+    "runtime": [
+        ({"ended": "environment", "decision": (ROW,)}, "runtime"),
+        ({"unreadable": 3, "decision": (ROW,)}, "runtime"),
+        ({"unreadable": 1, "decision": (ROW,)}, "interaction"),
+    ],
+    "constraint": [
+        ({"decision": (ROW,), "instead": (OTHER_ROW,)}, "constraint"),
+        ({"decision": (OPTION,), "instead": (replace(OPTION, value="blue"),)}, "constraint"),
+        ({"decision": (ROW,), "instead": (Move("scroll"),)}, "interaction"),
+    ],
+    "controls": [
+        ({"decision": (OPTION,), "instead": (ROW,), "leads_to_link": True}, "controls"),
+        ({"decision": (OPTION,), "instead": (ROW,), "leads_to_link": False}, "interaction"),
+    ],
+    "date": [
+        ({"decision": (ROW,), "instead": (BUTTON,), "traits": SEEN | {"concerns time"}}, "date"),
+        ({"decision": (ROW,), "instead": (BUTTON,), "traits": SEEN}, "interaction"),
+    ],
+    "discovery": [
+        ({"decision": (ROW,), "instead": (BUTTON,), "traits": SEEN | {"looks for something"}}, "discovery"),
+        ({"repeated_searches": 2, "decision": (ROW,), "instead": (Move(SEARCH, value="x"),)}, "discovery"),
+        ({"repeated_searches": 1, "decision": (ROW,), "instead": (Move(SEARCH, value="x"),)}, "interaction"),
+    ],
+    "omission": [
+        (
+            {"asks": True, "several": True, "read_before": True, "decision": (READ,), "instead": (DONE,)},
+            "omission",
+        ),
+        (
+            {"asks": True, "several": False, "read_before": True, "decision": (READ,), "instead": (DONE,)},
+            "evidence",
+        ),
+    ],
+    "boundary": [
+        ({"decision": (BUTTON,), "instead": (ROW,), "traits": SEEN | {"concerns an account"}}, "boundary"),
+        ({"decision": (BUTTON,), "instead": (ROW,), "traits": SEEN}, "interaction"),
+    ],
+}
 
 
-@pytest.mark.parametrize("category", CATEGORIES)
-def test_every_mode_can_be_the_rules_label(category: str) -> None:
-    """For every mode some features make it the label."""
-    plain = features("Buy it", trajectory("open add done"), trajectory("open add done"))
-    changes: dict[str, list[Any]] = {
-        "numbers": [0, 1],
-        "time_cue": [False, True],
-        "login_cue": [False, True],
-        "extract_cue": [False, True],
-        "ended": ["done", "max_steps", "environment"],
-        "blocked": [False, True],
-        "repeated_searches": [0, 2],
-        "missing": [(), ("click_element_by_index",), ("input_text",), ("select_dropdown_option",)],
-    }
-    found = (
-        replace(plain, **dict(zip(changes, values, strict=True))) for values in product(*changes.values())
-    )
-    assert any(rule_label(item).category == category for item in found)
+@pytest.mark.parametrize("mode", CATEGORIES)
+def test_rules_tell_a_mode_from_its_neighbour(mode: str) -> None:
+    """Each mode has a plain case, and cases that differ in one point and are another mode."""
+    rows = EXAMPLES[mode]
+    assert rows[0][1] == mode
+    assert any(expected != mode for _, expected in rows)
+    for changes, expected in rows:
+        label = rule_label(replace(NEUTRAL, **changes))
+        assert label.category == expected, changes
+        assert 0 < label.confidence <= 1
+        assert label.source == "rule"
+
+
+def test_features_tell_the_judge_where_the_runs_part() -> None:
+    """The judge reads what both runs did there, by element."""
+    success, failure = trajectory("open@/ select@/item done@/cart"), trajectory("open@/ add@/item done@/cart")
+    seen = features(TASK, success, failure, (1, 1))
+    text = features_text(seen)
+    assert "'color' red" in text
+    assert "'add to cart'" in text
+    assert seen.decision == moves_of(success.steps[1])
+    assert "nothing" in features_text(features(TASK, success, failure, None))
 
 
 def test_blocked_pages_are_recognised() -> None:
     """Signatures of CAPTCHA and 403 pages count, a shop page does not."""
     assert not is_blocked(step(1, "add"))
-    for words in ("Please solve this CAPTCHA", "403 Forbidden", "Verify you are human"):
+    blocks = ("Please solve this CAPTCHA", "403 Forbidden", "Verify you are human", "Checking your browser")
+    for words in blocks:
         blocked = on_page(trajectory("add"), 0, page("/", text=words))
         assert is_blocked(blocked.steps[0])
+    for words in ("Meet in room 403", "The Forbidden City", "403 rooms"):
+        assert not is_blocked(on_page(trajectory("add"), 0, page("/", text=words)).steps[0])

@@ -26,7 +26,7 @@ FLOORS = (
     "prompt",
     "agent",
     "runs",
-    "mining.taxonomy mining.alignment mining.search mining.corpus",
+    "mining.taxonomy mining.alignment mining.divergence mining.search mining.corpus",
     "salvage.reward salvage.gating salvage.objective",
     "engine.attention engine.lora engine.packing engine.patches engine.policy engine.sampler engine.serve "
     "engine.distributed engine.checkpoints engine.training engine.plan",

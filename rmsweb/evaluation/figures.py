@@ -19,7 +19,9 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
-from rmsweb.mining.taxonomy import features, rule_label
+from rmsweb.mining.alignment import AlignedRun, Contrast
+from rmsweb.mining.search import evidence_of
+from rmsweb.mining.taxonomy import rule_label
 from rmsweb.records import Judgement, Trajectory, is_success
 from rmsweb.runs import RunFolder
 from rmsweb.stats import pass_at_1_estimate, pass_at_k
@@ -179,19 +181,19 @@ def failure_modes(results: Results, evaluations: Iterable[Results]) -> Counter[s
 
     Each is compared with the shortest success of its task in any of the evaluations.
     """
-    shortest: dict[str, Trajectory] = {}
+    shortest: dict[str, AlignedRun] = {}
     for other in evaluations:
         for row in other.rows:
             known = shortest.get(row.task_id)
             if row.success and (known is None or row.turns < len(known.steps)):
-                shortest[row.task_id] = other.trajectory(row.trajectory_id)
+                shortest[row.task_id] = AlignedRun(other.trajectory(row.trajectory_id), True)
     modes: Counter[str] = Counter()
     for row in results.rows:
         if not row.success:
             mode, success = UNSOLVED, shortest.get(row.task_id)
             if success is not None:
-                failure = results.trajectory(row.trajectory_id)
-                mode = rule_label(features(failure.task.text, success, failure)).category
+                failure = AlignedRun(results.trajectory(row.trajectory_id), False)
+                mode = rule_label(evidence_of(Contrast(success, failure))).category
             modes[mode] += 1
     return modes
 

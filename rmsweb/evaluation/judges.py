@@ -10,7 +10,7 @@ never guessed.
 """
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -177,7 +177,8 @@ to you.
 Categories:
 %sAnswer with one JSON object and nothing else: {"reason":"one sentence","category":"one of the above","confidence":0.8}"""  # noqa: E501
 REVIEW = (
-    "A first reviewer said: %s\nThat was not sure enough. Look again, from the evidence alone, and decide.\n"
+    "Opinions so far:\n%s"
+    "They differ or are not sure enough. Look again, from the evidence alone, and decide.\n"
 )
 
 
@@ -187,7 +188,7 @@ def parse_failure_label(text: str) -> Label | None:
     None for anything but exactly one object with a known category and a confidence in [0, 1].
 
     >>> parse_failure_label('{"category":"date","confidence":0.5}')
-    Label(category='date', confidence=0.5, source='judge')
+    Label(category='date', confidence=0.5, source='judge', reason='')
     """
     found = _objects(text, "category")
     if len(found) != 1 or found[0]["category"] not in CATEGORIES:
@@ -195,23 +196,24 @@ def parse_failure_label(text: str) -> Label | None:
     confidence: Any = found[0].get("confidence")
     if type(confidence) not in (int, float) or not 0 <= confidence <= 1:
         return None
-    return Label(found[0]["category"], float(confidence))
+    reason = " ".join(str(found[0].get("reason", "")).split())
+    return Label(found[0]["category"], float(confidence), reason=reason)
 
 
 def failure_messages(
-    task_text: str, success: str, failure: str, evidence: str, first: Label | None = None
+    task_text: str, success: str, failure: str, evidence: str, opinions: Sequence[Label] = ()
 ) -> tuple[Message, ...]:
     """Return the request of the failure judge (App. K): summaries of both runs and what the rules saw.
 
-    `first` is the label that a review looks at again.
+    `opinions` are the labels that a review looks at again.
     """
     categories = "".join(f"- {mode.name}: {mode.title}; the run {mode.meaning}\n" for mode in MODES)
     user = (
         f"<task>\n{task_text}\n</task>\n<successful_run>\n{success}</successful_run>\n"
         f"<failed_run>\n{failure}</failed_run>\n<evidence>\n{evidence}</evidence>\n"
     )
-    if first is not None:
-        user += REVIEW % f"{first.category}, confidence {first.confidence:.2f}."
+    if opinions:
+        user += REVIEW % "".join(f"- {opinion}\n" for opinion in opinions)
     return request(FAILURE_SYSTEM % categories, "history", user)
 
 
@@ -222,13 +224,13 @@ async def judge_failure(
     success: str,
     failure: str,
     evidence: str,
-    first: Label | None = None,
+    opinions: Sequence[Label] = (),
 ) -> Label | None:
     """Return the label of a failed run, None if the judge's words cannot be read.
 
     The same case gives the same (cacheable) request.
     """
-    messages = failure_messages(task_text, success, failure, evidence, first)
+    messages = failure_messages(task_text, success, failure, evidence, opinions)
     reply = await judge(
         messages, seed=derive_seed(dumps(messages)), purpose="failure_judge", max_tokens=MAX_VERDICT_TOKENS
     )

@@ -15,7 +15,7 @@ that is our category-aware sampling. ours: the same state and answer found throu
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -27,26 +27,25 @@ from rmsweb.mining.alignment import (
     AlignedStep,
     Candidate,
     Contrast,
-    action_score,
     category_score,
-    state_score,
 )
-from rmsweb.mining.taxonomy import BROKEN_ENDS, Label, Move, rule_label
+from rmsweb.mining.divergence import candidates, in_order
+from rmsweb.mining.taxonomy import BROKEN_ENDS, Features, Label, features, rule_label, say
 from rmsweb.records import AuditRow, MinedState, Scores, StepSample, sha256_text
 
 W_STATE, W_ACTION, W_CATEGORY = 0.50, 0.25, 0.25  # App. K
-MIN_STATE, MIN_TOTAL, MIN_CATEGORY = 0.60, 0.62, 0.45  # App. K
-DIGITS = 9  # what is compared with a threshold of the paper is rounded to 1e-9 first
+MIN_TOTAL, MIN_CATEGORY = 0.62, 0.45  # App. K
 REVIEW_BELOW = 0.70  # App. K: a second pass
 RULE_BELOW = 0.35  # ours: "very low"
 DOMAIN_CAP, OBSTRUCTION_CAP = 0.30, 0.10  # App. K
 MIN_KEPT = 0.5  # ours: a cap that would leave a smaller share of the corpus is not binding
 RUNTIME_CONFIDENCE = 0.80  # ours: the stricter confidence gate of runtime failures
 SUMMARY_STEPS = 5  # last steps that the judge sees of each run
+OTHERS = 3  # candidates of other steps that an audit row tells
 MAX_ERROR_CHARS = 200  # of an error in that summary
 SCORES = [score.name for score in fields(Scores)]
 
-Judge = Callable[[Contrast, Label | None], Awaitable[Label | None]]
+Judge = Callable[[Contrast, Features, Sequence[Label]], Awaitable[Label | None]]  # it reads earlier opinions
 Render = Callable[[AlignedRun, int], StepSample | None]
 
 
@@ -102,37 +101,42 @@ def pairs(runs: Iterable[AlignedRun], *, secondary: bool = True) -> Iterator[Con
     ordered = sorted(runs, key=lambda run: run.key)
     wins = [run for run in ordered if run.success]
     for success in wins:
-        yield from (Contrast(success, run) for run in ordered if run.success is False)
+        others = tuple(run for run in wins if run is not success)
+        yield from (Contrast(success, run, witnesses=others) for run in ordered if run.success is False)
     checked = [run for run in wins if run.work_checked]
     if secondary and checked:
         short = min(checked, key=lambda run: len(run.steps))
         yield from (Contrast(short, run, "short-long") for run in wins if len(run.steps) > len(short.steps))
 
 
-def candidates(pair: Contrast, *, strict_non_terminal: bool = False) -> list[Candidate]:
-    """Return comparable states with different actions, late to early."""
-    found = []
-    for i, a in reversed(list(enumerate(pair.success.steps))):
-        for j, b in reversed(list(enumerate(pair.failure.steps)) if a.is_progress else []):
-            contrast = action_score(a.moves, b.moves)
-            if contrast is None or (strict_non_terminal and b.is_done):
-                continue
-            state = state_score(a, b)
-            if round(state, DIGITS) >= MIN_STATE:
-                found.append(Candidate(i, j, state, contrast))
-    return found
+def evidence_of(pair: Contrast, found: Iterable[Candidate] | None = None) -> Features:
+    """Return the rule features of a pair, with the decision where its runs part.
 
-
-async def label_pair(pair: Contrast, judge: Judge | None) -> Label:
-    """Return the label of a pair: the judge's, after a review below 0.70.
-
-    The rules label the pair if there is no judge, or its reviewed confidence is below 0.35.
+    Args: found: its candidates, where they are known.
     """
-    label = await judge(pair, None) if judge else None
-    if judge and (label is None or label.confidence < REVIEW_BELOW):
-        second = await judge(pair, label) or label
-        label = second and replace(second, source="review")
-    return label if label and label.confidence >= RULE_BELOW else rule_label(pair.features)
+    known = candidates(pair) if found is None else found
+    order = in_order(pair, {item: W_STATE * item.state + W_ACTION * item.action for item in known})
+    parting = (order[0].success_step, order[0].failure_step) if order else None
+    won, lost = pair.success.trajectory, pair.failure.trajectory
+    return features(won.task.text, won, lost, parting)
+
+
+async def label_pair(pair: Contrast, seen: Features, judge: Judge | None) -> tuple[Label, ...]:
+    """Return the opinions on a pair, the rules' first; the last one is its label.
+
+    A second pass, which reads the opinions so far, reviews a label below 0.70, one that cannot be read, and
+    (ours) one that the rules contradict. The rules decide if there is no judge, or if it is below 0.35.
+    """
+    rule = rule_label(seen)
+    opinions: tuple[Label, ...] = (rule,)
+    if judge is None:
+        return opinions
+    first = await judge(pair, seen, ())
+    opinions += (first,) if first else ()
+    if first is None or first.confidence < REVIEW_BELOW or first.category != rule.category:
+        second = await judge(pair, seen, opinions)
+        opinions += (replace(second, source="review"),) if second else ()
+    return opinions if opinions[-1].confidence >= RULE_BELOW else (*opinions, rule)
 
 
 def _scores(pair: Contrast, item: Candidate, label: Label) -> Scores:
@@ -144,7 +148,10 @@ def _scores(pair: Contrast, item: Candidate, label: Label) -> Scores:
 
 def _closed_gate(pair: Contrast, item: Candidate, label: Label, scores: Scores) -> str | None:
     """Return the gate that stops a candidate."""
-    broken = pair.features.errors > 0 or pair.failure.trajectory.ended in BROKEN_ENDS
+    broken = pair.failure.trajectory.ended in BROKEN_ENDS or any(
+        step.parse_failure or any(result.error for result in step.results)
+        for step in pair.failure.trajectory.steps
+    )
     sides = (pair.success.steps[item.success_step], pair.failure.steps[item.failure_step])
     gates = {
         "runtime_gate": label.category == "runtime"
@@ -156,24 +163,45 @@ def _closed_gate(pair: Contrast, item: Candidate, label: Label, scores: Scores) 
     return next((name for name, closed in gates.items() if closed), None)
 
 
-def best_candidate(pair: Contrast, found: Iterable[Candidate], label: Label, render: Render) -> Found | str:
-    """Return the highest-scoring candidate that passes all gates; the later step wins a tie.
+def best_candidate(
+    pair: Contrast, found: Iterable[Candidate], opinions: Sequence[Label], render: Render
+) -> Found | str:
+    """Return the first candidate in the order of `in_order` that passes all gates.
 
-    Otherwise return why the highest-scoring one does not pass.
+    Otherwise return why the first one does not pass. The last opinion is the label.
     """
-    scored = {item: _scores(pair, item, label) for item in found}
+    scored = {item: _scores(pair, item, opinions[-1]) for item in found}
+    order = in_order(pair, {item: scores.total for item, scores in scored.items()})
     problems = []
-    for item in sorted(scored, key=lambda item: (scored[item].total, item), reverse=True):
-        gate = _closed_gate(pair, item, label, scored[item])
+    for item in order:
+        gate = _closed_gate(pair, item, opinions[-1], scored[item])
         sample = None if gate else render(pair.success, item.success_step)
         if sample is not None:
-            return _found(pair, item, label, scored[item], sample)
+            lost = {other.success_step: other for other in reversed(order)}
+            lost.pop(item.success_step)
+            others = [_say(pair, other, scored[other]) for other in list(lost.values())[::-1][:OTHERS]]
+            return _found(pair, item, opinions, scored[item], sample, others)
         problems.append(gate or "no_sample")
     return problems[0]
 
 
-def _found(pair: Contrast, item: Candidate, label: Label, scores: Scores, sample: StepSample) -> Found:
+def _say(pair: Contrast, item: Candidate, scores: Scores) -> str:
+    """Return a candidate in words."""
     won, lost = pair.success.steps[item.success_step], pair.failure.steps[item.failure_step]
+    place = f"step {won.step.number} against {lost.step.number}"
+    return f"{place}: {say(won.moves)} instead of {say(lost.moves)} (S_total {scores.total:.2f})"
+
+
+def _found(
+    pair: Contrast,
+    item: Candidate,
+    opinions: Sequence[Label],
+    scores: Scores,
+    sample: StepSample,
+    others: Sequence[str],
+) -> Found:
+    won, lost = pair.success.steps[item.success_step], pair.failure.steps[item.failure_step]
+    label = opinions[-1]
     common: dict[str, Any] = {
         "state_id": sha256_text(dumps(sample))[:16],
         "task_id": sample.task_id,
@@ -190,7 +218,9 @@ def _found(pair: Contrast, item: Candidate, label: Label, scores: Scores, sample
             **common,
             **sides,
             task_text=pair.success.trajectory.task.text,
-            why=f"{_say(won.moves)} instead of {_say(lost.moves)}",
+            why=f"{say(won.moves)} instead of {say(lost.moves)}",
+            opinions=tuple(map(str, opinions)),
+            others=tuple(others),
         ),
         success=pair.success,
         failure=pair.failure,
@@ -209,13 +239,6 @@ def _side(name: str, run: AlignedRun, aligned: AlignedStep) -> dict[str, Any]:
     }
 
 
-def _say(moves: Iterable[Move]) -> str:
-    return ", then ".join(
-        " ".join(filter(None, (move.verb, repr(move.label) if move.label else move.tag, move.value)))
-        for move in moves
-    )
-
-
 def run_summary(run: AlignedRun) -> str:
     """Return what the failure judge sees of a run.
 
@@ -230,7 +253,7 @@ def run_summary(run: AlignedRun) -> str:
             f"Step {step.number}",
             f"url: {step.observation.url}",
             f"goal: {step.output.next_goal if step.output else ''}",
-            f"actions: {_say(aligned.moves) or '(none)'}",
+            f"actions: {say(aligned.moves) or '(none)'}",
             *(f"error: {error[:MAX_ERROR_CHARS]}" for error in errors),
         ]
     end = run.trajectory
@@ -310,7 +333,7 @@ async def mine(
     """Return the mined states of a pool with their audit rows and counts, whatever the order of the pool.
 
     Args: render: returns the training sample of a run's step (from 0), None if the prompt was cut below what
-    the answer needs or the step is no sample. judge: labels a pair, or reviews the label that it is given;
+    the answer needs or the step is no sample. judge: labels a pair, or reviews the opinions that it is given;
     None if its words could not be read. on_pair: called after each pair.
     """
     pool = {run.key: run for run in runs}  # a run that is in two folders counts once
@@ -325,7 +348,8 @@ async def mine(
         found = candidates(pair, strict_non_terminal=config.strict_non_terminal)
         outcome: Found | str = "no_divergence"
         if found:
-            outcome = best_candidate(pair, found, await label_pair(pair, judge), render)
+            opinions = await label_pair(pair, evidence_of(pair, found), judge)
+            outcome = best_candidate(pair, found, opinions, render)
         on_pair()
         return outcome
 

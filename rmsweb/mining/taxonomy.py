@@ -14,14 +14,13 @@ cue and no rule.
 """
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
-from rmsweb.records import Action, Step, Trajectory
+from rmsweb.records import Action, Element, Step, Trajectory
 
 INDEX_PARAMS = ("index", "frame_element_index")
 NAMING_ATTRIBUTES = ("aria-label", "name", "placeholder")
@@ -29,8 +28,9 @@ BROKEN_ENDS = ("environment", "parse_failures")
 STUCK_ENDS = ("stalled", "max_steps")
 
 BLOCKED = re.compile(
-    r"captcha|are you (?:a )?(?:robot|human)|verify (?:that )?you are human|access denied|\b403\b|forbidden|"
-    r"unusual traffic|temporarily blocked"
+    r"captcha|are you (?:a )?(?:robot|human)|verify (?:that )?you are (?:a )?human|proof of being human|"
+    r"access (?:denied|forbidden)|(?:error|http|status|code):? 403\b|\b403:? (?:error|forbidden|access)|"
+    r"unusual traffic|temporarily blocked|checking your browser|^just a moment"
 )
 TIME = re.compile(
     r"\b(?:january|february|march|april|may|june|july|august|september|october|november|december|"
@@ -41,16 +41,20 @@ CONSTRAINT = re.compile(
     r"\b(?:under|over|below|above|at least|at most|less than|more than|between|within|only|must|with|without|"
     r"exactly|cheapest|lowest|highest)\b"
 )
-CONTROL = re.compile(r"\b(?:filter|sort|order by|category|apply|refine|narrow|price range|search)\b")
+CONTROL = re.compile(r"\b(?:filter|sort|order by|category|apply|refine|narrow|price range)\b")
+QUERY = re.compile(r"\b(?:search|find|look ?up|query|keywords?|go)\b")
 ENDPOINT = re.compile(
     r"\b(?:add|cart|basket|buy|book|reserve|check ?out|order|place|pay|submit|apply|send|confirm|continue|"
     r"next|finish|save|sign in|log in|sign up|register)\b|enter"
 )
-LOGIN = re.compile(r"\b(?:log ?in|sign ?in|password|account|user ?name|credentials|payment|card number)\b")
-EXTRACT = re.compile(
-    r"\b(?:how many|how much|compare|total|sum|difference|average|list|each|both|all|report|what|which|who|"
-    r"when|where)\b"
+LOGIN = re.compile(
+    r"\b(?:log ?in|sign ?in|password|passcode|code|account|user ?name|user|credentials|payment|card number)\b"
 )
+ASKS = re.compile(
+    r"\b(?:how many|how much|compare|total|sum|difference|average|list|each|both|all|report|what|which|who|"
+    r"when|where|tell|find|give|name|look up|check|read|say)\b"
+)
+SEVERAL = re.compile(r"\b(?:compare|total|sum|difference|average|each|both|all|and)\b")
 
 CLICK, SELECT, TYPE = "click_element_by_index", "select_dropdown_option", "input_text"
 EXTRACTION, SEARCH = "extract_structured_data", "search_engine"
@@ -72,6 +76,12 @@ class Move:
     value: str = ""  # what was typed, chosen, opened, searched or answered
 
 
+def name_of(node: Element) -> str:
+    """Return the name of an element: its text, else its label, name or placeholder."""
+    names = (node.text, *(node.attributes.get(name, "") for name in NAMING_ATTRIBUTES))
+    return next(filter(None, names), "")
+
+
 def move_of(step: Step, action: Action) -> Move:
     """Return an action of a step as a move.
 
@@ -85,7 +95,7 @@ def move_of(step: Step, action: Action) -> Move:
     tag, names = "", [""]
     if place is not None:
         node, below = nodes[place], nodes[place + 1 : place + 2]
-        tag, names = node.tag, [node.text, *(node.attributes.get(name, "") for name in NAMING_ATTRIBUTES)]
+        tag, names = node.tag, [name_of(node)]
         names += [line.text for line in below if line.tag == "#text" and line.depth > node.depth]
     values = [
         str(params[spec.name])
@@ -139,6 +149,7 @@ def traits_of(move: Move, step: Step, task_words: frozenset[str]) -> dict[str, b
         "brings to the end": bool(ENDPOINT.search(text)),
         "chooses what the task names": bool(chosen) and chosen <= task_words,
         "sets a control": move.verb in VALUES or bool(CONTROL.search(move.label.lower())),
+        "looks for something": move.verb in OPENS or bool(QUERY.search(move.label.lower())),
         "concerns time": bool(TIME.search(text)),
         "concerns an account": bool(LOGIN.search(text)),
     }
@@ -164,7 +175,6 @@ def signs_of(steps: Sequence[Step], wanted: frozenset[Move], ended: str) -> dict
         "end": ended != "",
         "broken end": ended in BROKEN_ENDS,
         "stuck end": ended in STUCK_ENDS,
-        "no closing move": wanted.isdisjoint(moves),
         "repeated searches": verbs.count(SEARCH) > 1,
         "only passive moves": all(ACTIONS[verb].passive for verb in verbs),
         "goes on without": not (PROGRESS.isdisjoint(verbs) or wanted.issubset(moves)),
@@ -221,7 +231,7 @@ MODES = (
         "Access, anti-bot, or technical obstruction",
         9.98,
         "is stuck behind a CAPTCHA, a 403 page or a dead control",
-        verbs=(*OPENS, "go_back", "close_tab"),
+        verbs=(*OPENS, CLICK, "go_back", "close_tab"),
         signs=("blocked page",),
     ),
     FailureMode(
@@ -229,8 +239,8 @@ MODES = (
         "UI interaction or navigation failure",
         8.53,
         "does not reach or operate a page, tab, date picker or dropdown",
-        verbs=(*VALUES, CLICK, "switch_tab", "send_keys", "scroll_to_text"),
-        signs=("trouble", "unchanged page", "stuck end", "no closing move"),
+        verbs=(*VALUES, *OPENS, CLICK, "send_keys", "scroll_to_text"),
+        signs=("trouble", "unchanged page", "stuck end", "goes on without"),
     ),
     FailureMode(
         "runtime",
@@ -269,8 +279,8 @@ MODES = (
         "Target discovery or search-strategy failure",
         1.82,
         "searches and navigates repeatedly without reaching the page",
-        verbs=("go_to_url", CLICK),
-        signs=("repeated searches", "only passive moves"),
+        verbs=(*OPENS, CLICK, TYPE, "send_keys"),
+        signs=("repeated searches", "only passive moves", "goes on without"),
     ),
     FailureMode(
         "omission",
@@ -304,82 +314,124 @@ class Label:
     category: str
     confidence: float
     source: Literal["judge", "review", "rule"] = "judge"
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.category} {self.confidence:.2f} {self.reason}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What rules see of a success and a failed run of the same task."""
+    """What rules see of a success and a failed run of the same task, and of the decision where they part."""
 
     constraints: int  # words of the task that set a condition
     numbers: int  # numbers of the task
-    time_cue: bool
-    login_cue: bool
-    extract_cue: bool
+    asks: bool  # the task wants to know something
+    several: bool  # and more than one thing
     ended: str  # how the failed run ended
     declared_success: bool | None
-    blocked: bool  # a blocker signature in the last states of the failed run
-    errors: int  # failed actions and unusable answers of the failed run
+    blocked: bool  # a blocker signature where the runs part or in the last states of the failed run
+    errors: int  # failed actions of the failed run
+    unreadable: int  # unusable answers and browser restarts of the failed run
     repeated_searches: int  # searches of the failed run beyond the first
-    missing: tuple[str, ...]  # verbs that the success used more often
-    failure_verbs: tuple[tuple[str, int], ...]
+    decision: tuple[Move, ...]  # what the success did where the runs part
+    instead: tuple[Move, ...]  # what the failed run did there
+    leads_to_link: bool  # the success then chose a link: what it set before narrowed a list down
+    read_before: bool  # the failed run had read or opened something in the same way
+    traits: frozenset[str]  # `traits_of` some move of the decision
 
 
-def features(task_text: str, success: Trajectory, failure: Trajectory) -> Features:
-    """Return the rule features of a pair."""
-    text = task_text.lower()
-    won, lost = (
-        Counter(move.verb for step in run.steps for move in moves_of(step)) for run in (success, failure)
-    )
-    failed_actions = sum(bool(result.error) for step in failure.steps for result in step.results)
+def features(
+    task_text: str, success: Trajectory, failure: Trajectory, parting: tuple[int, int] | None
+) -> Features:
+    """Return the rule features of a pair.
+
+    Args: parting: positions (from 0) of the steps at which the two runs part, None if they do not.
+    """
+    text, words = task_text.lower(), words_of(task_text)
+    searches = sum(move.verb == SEARCH for step in failure.steps for move in moves_of(step))
+    seen, decision, instead = list(failure.steps[-2:]), list[Move](), list[Move]()
+    traits, verbs_before, onward = set[str](), set[str](), None
+    if parting is not None:
+        won, lost = parting
+        here, there = success.steps[won], failure.steps[lost]
+        seen.append(there)
+        instead = list(moves_of(there, failed=True))
+        moves = moves_of(here, failed=True)
+        decision = [move for move in moves if move not in instead] or list(moves)
+        traits = {name for move in decision for name, holds in traits_of(move, here, words).items() if holds}
+        verbs_before = {move.verb for step in failure.steps[:lost] for move in moves_of(step)}
+        after = (move for step in success.steps[won + 1 :] for move in moves_of(step))
+        onward = next((move for move in after if move.verb not in VALUES), None)
     return Features(
         constraints=len(CONSTRAINT.findall(text)),
         numbers=len(re.findall(r"\d+", text)),
-        time_cue=bool(TIME.search(text)),
-        login_cue=bool(LOGIN.search(text)),
-        extract_cue=bool(EXTRACT.search(text)),
+        asks=bool(ASKS.search(text)),
+        several=bool(SEVERAL.search(text)),
         ended=failure.ended,
         declared_success=failure.declared_success,
-        blocked=any(is_blocked(step) for step in failure.steps[-2:]),
-        errors=failed_actions + sum(step.parse_failure is not None for step in failure.steps),
-        repeated_searches=max(0, lost[SEARCH] - 1),
-        missing=tuple(sorted((won - lost).keys())),
-        failure_verbs=tuple(sorted(lost.items())),
+        blocked=any(map(is_blocked, seen)),
+        errors=sum(bool(result.error) for step in failure.steps for result in step.results),
+        unreadable=sum(bool(step.parse_failure) + step.browser_restarts for step in failure.steps),
+        repeated_searches=max(0, searches - 1),
+        decision=tuple(decision),
+        instead=tuple(instead),
+        leads_to_link=onward is not None and onward.tag == "a",
+        read_before=not verbs_before.isdisjoint(move.verb for move in decision),
+        traits=frozenset(traits),
+    )
+
+
+def say(moves: Iterable[Move]) -> str:
+    """Return moves in words."""
+    return ", then ".join(
+        " ".join(filter(None, (move.verb, repr(move.label) if move.label else move.tag, move.value)))
+        for move in moves
     )
 
 
 def features_text(found: Features) -> str:
     """Return the features as lines for the judge."""
-    verbs = ", ".join(f"{verb} {count}" for verb, count in found.failure_verbs) or "none"
     return (
-        f"conditions in the task: {found.constraints}; numbers: {found.numbers}; "
-        f"time cue: {found.time_cue}; login cue: {found.login_cue}\n"
+        f"conditions in the task: {found.constraints}; numbers: {found.numbers}; asks: {found.asks}\n"
         f"failed run: ended {found.ended}, declared success {found.declared_success}, "
-        f"blocked page {found.blocked}, errors {found.errors}, repeated searches {found.repeated_searches}\n"
-        f"its actions: {verbs}\n"
-        f"used more often by the successful run: {', '.join(found.missing) or 'nothing'}\n"
+        f"blocked page {found.blocked}, failed actions {found.errors}, unusable answers {found.unreadable}, "
+        f"repeated searches {found.repeated_searches}\n"
+        f"where the runs part, the successful run: {say(found.decision) or 'nothing'}\n"
+        f"and the failed run: {say(found.instead) or 'nothing'}\n"
     )
 
 
 def rule_label(found: Features) -> Label:
-    """Return the rules' label: each cue votes, the mode with most votes wins, ties by the order of Table 5.
+    """Return the rules' label: each cue votes, the mode with most votes wins, the first of them among equals.
 
-    The confidence is the mode's share of the votes.
+    The cues are about the decision where the runs part and about how the failed run ended. The confidence is
+    the mode's share of the votes.
     """
-    done, missing = found.ended == "done", set(found.missing)
-    reads = {CLICK, EXTRACTION, "go_to_url"}
-    conditions = found.constraints + found.numbers > 0
+    verbs, traits = {move.verb for move in found.decision}, found.traits
+    chose = any(
+        a.verb == b.verb and a.tag == b.tag and a.verb in (CLICK, *VALUES)
+        for a in found.decision
+        for b in found.instead
+    )
+    sets_value = not verbs.isdisjoint(VALUES)
+    looks = "looks for something" in traits and not found.leads_to_link * (verbs == {SELECT})
+    finishes = any(move.verb == "done" for move in found.instead)
+    presses = any(move.verb in (CLICK, "send_keys") and move.tag != "a" for move in found.decision)
+    ends = presses and "brings to the end" in traits
+    reads = found.asks and not sets_value and not ends
     votes = {
-        "evidence": done + 2 * (done and found.extract_cue and not missing.isdisjoint(reads)),
-        "endpoint": (not done) + 2 * (done and not found.extract_cue and CLICK in missing),
-        "obstruction": 3 * found.blocked,
-        "interaction": (found.errors > 0) + 2 * (found.ended in STUCK_ENDS),
-        "runtime": 3 * (found.ended in BROKEN_ENDS),
-        "constraint": (done and conditions) + (done and not missing.isdisjoint({SELECT, TYPE})),
-        "controls": 2 * (done and SELECT in missing),
-        "date": 3 * (done and found.time_cue and bool(missing)),
-        "discovery": 2 * (found.repeated_searches > 1),
-        "omission": 2 * (done and found.extract_cue and not missing),
-        "boundary": 3 * (not done and found.login_cue),
+        "obstruction": 4 * found.blocked,
+        "runtime": 4 * (found.ended in BROKEN_ENDS) + 2 * (found.unreadable > 1),
+        "boundary": 3 * ("concerns an account" in traits),
+        "date": 3 * ("concerns time" in traits),
+        "discovery": 3 * looks + 2 * (found.repeated_searches > 1),
+        "controls": 3 * (sets_value and found.leads_to_link and not looks),
+        "omission": 4 * (reads and finishes and found.several and found.read_before),
+        "evidence": 3 * (reads and finishes) + (reads and found.ended == "done"),
+        "endpoint": 3 * ends,
+        "constraint": 3 * (chose and not ends) + 2 * (sets_value and "chooses what the task names" in traits),
+        "interaction": 2 * (found.ended in STUCK_ENDS) + (found.errors > 0) + 1,
     }
-    best = max(CATEGORIES, key=votes.__getitem__)
+    best = max(votes, key=votes.__getitem__)
     return Label(best, round(votes[best] / sum(votes.values()), 3), "rule")

@@ -7,6 +7,7 @@ every report that they touch says so.
 """
 
 import json
+import random
 import re
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rmsweb.playground.drills import Goal, answer_text
-from rmsweb.playground.expert import CONFIRM, NEWS, SNIPPET, act, decisions, wrong_decisions
+from rmsweb.playground.expert import CONFIRM, NEWS, act, wrong_decisions
 from rmsweb.playground.tasks import World, world_by_text
 
 _GUIDE = re.compile(r"<guide>\n(.*?)\n</guide>", re.DOTALL)
@@ -28,6 +29,10 @@ def _text(message: dict[str, Any]) -> str:
         if isinstance(content, str)
         else "".join(part.get("text", "") for part in content if part.get("type") == "text")
     )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
 
 
 def _world(text: str) -> World | None:
@@ -58,28 +63,35 @@ def reflection(text: str, seed: int) -> str:
     )
 
 
+JUDGE_ERRORS = 0.1  # share of its labels that the scripted failure judge is unsure of, and gets wrong
+
+
 def failure_judge(text: str, seed: int) -> str:
-    """A category by the kind of decision that the task can be failed by."""
+    """A category by the decision at which the runs part, as the evidence tells it.
+
+    Now and then it is unsure and wrong, so that the second pass and the rules have something to do.
+    """
     world = _world(text)
-    if world is None:
-        return json.dumps({"reason": "unknown task", "category": "discovery", "confidence": 0.4})
-    found = decisions(world)
-    if SNIPPET in found:
-        category, reason = "evidence", "the answer was read off the result list"
-    elif NEWS in found:
-        category, reason = "obstruction", "the site that was opened asks for a proof of being human"
-    elif "code" in found:
-        category, reason = "boundary", "the login was sent without the code that the task gives"
-    elif "day" in found:
-        category, reason = "date", "the day that the task names was not picked"
-    elif CONFIRM in found:
-        category, reason = "endpoint", "the last step of the form was not sent"
-    elif world.want and world.fact is None:
-        category, reason = "constraint", "an option that the task names was left at its default"
-    elif world.want:
-        category, reason = "controls", "the option that decides the fact was not applied"
-    else:
-        category, reason = "interaction", "the page of the object was not reached"
+    won, lost = (
+        found[1] if (found := re.search(rf"^{line}: (.*)$", text, re.MULTILINE)) else ""
+        for line in ("where the runs part, the successful run", "and the failed run")
+    )
+    if world is None or not won:
+        return json.dumps({"reason": "cannot tell", "category": "discovery", "confidence": 0.3})
+    named = next((label for label, value in world.want.items() if {label, value} & set(_words(won))), "")
+    kinds = {
+        "obstruction": NEWS in _words(lost),
+        "boundary": named == "code",
+        "date": named == "day" or "date" in _words(won),
+        "endpoint": not {CONFIRM, "send", "book", "order"}.isdisjoint(_words(won)),
+        "evidence": lost.startswith("done") and world.fact is not None,
+        "controls": bool(named) and world.fact is not None,
+        "constraint": bool(named) or world.item in won,
+    }
+    category = next((name for name, holds in kinds.items() if holds), "interaction")
+    if random.Random(f"judge/{world.task_id}/{seed}").random() < JUDGE_ERRORS:
+        return json.dumps({"reason": "a guess", "category": "discovery", "confidence": 0.5})
+    reason = f"the failed run did not do this: {won}"
     return json.dumps({"reason": reason, "category": category, "confidence": 0.8})
 
 
