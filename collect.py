@@ -21,7 +21,7 @@ from rmsweb.config import Config as BaseConfig
 from rmsweb.config import main_guard, opt, parse_config, part, rank, shard
 from rmsweb.jsonl import write_records
 from rmsweb.llm import Endpoint
-from rmsweb.playground.environment import ENVIRONMENTS, Place
+from rmsweb.playground.environment import ENVIRONMENTS, NO_BROWSER, Place
 from rmsweb.records import Judgement, Policy, StepSample, Task, Trajectory, derive_seed, is_success
 from rmsweb.runner import MAY_DIFFER, Actor, EpisodeConfig, Episodes, Job, Worker, when_complete
 from rmsweb.runs import RunWriter
@@ -47,7 +47,9 @@ class Config(BaseConfig):
         None, "sampling temperature of the teacher; without it the endpoint's own", paper="not stated"
     )
     environment: Place = opt(
-        "playground", "where the tasks live: the project's local sites, or the web", paper="the web"
+        "playground",
+        "where the tasks live: the project's local sites, the same without a browser, or the web",
+        paper="the web",
     )
     loop: LoopConfig = part(LoopConfig)
     episodes: EpisodeConfig = part(EpisodeConfig)
@@ -172,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(Config, argv, prog="collect.py")
     own, roles = config.episodes, open_roles(config)
     actor = own.actor(roles["teacher"], extraction=roles["extraction"])
-    tasks = own.load_tasks()
+    tasks = own.load_tasks(browser=config.environment not in NO_BROWSER)
     may_differ = (*MAY_DIFFER, "reflection_url", "extraction_url", "limit")
     with RunWriter(own.out, config, resume=own.resume, may_differ=may_differ) as folder:
         folder.repair()

@@ -21,7 +21,7 @@ from rmsweb.config import Config as BaseConfig
 from rmsweb.config import main_guard, opt, parse_config, part, rank, shard
 from rmsweb.evaluation.figures import read_rows, summarize
 from rmsweb.llm import Endpoint
-from rmsweb.playground.environment import ENVIRONMENTS, Place
+from rmsweb.playground.environment import ENVIRONMENTS, NO_BROWSER, Place
 from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Task
 from rmsweb.report.page import terminal_table
@@ -56,7 +56,9 @@ class Config(BaseConfig):
     )
     policy_model: str | None = opt(None, "model name at --policy-url")
     benchmark: Place = opt(
-        "playground", "where the tasks live: the project's local sites, or the web", paper="the web"
+        "playground",
+        "where the tasks live: the project's local sites, the same without a browser, or the web",
+        paper="the web",
     )
     runs: int = opt(3, "runs of every task", paper=3, at_least=1)
     stop_on_stall: bool = opt(
@@ -203,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(Config, argv, prog="evaluate.py")
     if config.prices:
         load_prices(config.prices)
-    tasks, own = config.episodes.load_tasks(), config.episodes
+    own = config.episodes
+    tasks = own.load_tasks(browser=config.benchmark not in NO_BROWSER)
     with RunWriter(own.out, config, resume=own.resume, may_differ=(*MAY_DIFFER, "prices")) as folder:
         folder.repair()
         return asyncio.run(evaluate(config, folder, tasks))

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from rmsweb.agent import Episode
 from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
 from rmsweb.browser.session import Session
 from rmsweb.config import Config, opt, part, progress
-from rmsweb.evaluation.environments import Environment
+from rmsweb.evaluation.environments import Environment, Launch, OpenSession
 from rmsweb.evaluation.judges import JudgeConfig, judge_run
 from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.jsonl import write_json
@@ -34,9 +34,6 @@ from rmsweb.runs import RunWriter
 R = TypeVar("R")
 MAX_TRIES = 3  # of a job whose browser died
 MAX_FAILURES_IN_A_ROW = 10
-
-Launch = Callable[[], AbstractAsyncContextManager[Any]]
-OpenSession = Callable[[Any, str], Awaitable[Any]]  # (browser, name of the job) -> session with `close`
 
 # ------------------------------------------------------------------------------------------------- the pool
 
@@ -215,10 +212,11 @@ class EpisodeConfig(Config):
         False, "go on with the run in --out; finished episodes are kept, nothing is written twice"
     )
 
-    def load_tasks(self) -> list[Task]:
-        """Return the tasks, and look for the browser: where one is missing, no folder is made."""
+    def load_tasks(self, *, browser: bool = True) -> list[Task]:
+        """Return the tasks, and look for the browser if one is needed: where it is missing, no folder is made."""
         tasks = load_tasks(self.tasks, split=self.split, limit=self.limit)
-        find_chromium()
+        if browser:
+            find_chromium()
         return tasks
 
     def actor(self, endpoint: Endpoint, extraction: Policy | None = None) -> Actor:
@@ -261,12 +259,9 @@ class Episodes:
             await self.environment.start()
             stack.push_async_callback(self.environment.stop)
             self.bar = stack.enter_context(progress(total=total, initial=total - len(jobs), label=label))
-            launch, open_session = browser_pool(
-                self.folder.path,
-                host_map=self.environment.host_map,
-                config=prompt_config,
-                headless=config.headless,
-            )
+            browsers = partial(browser_pool, host_map=self.environment.host_map, headless=config.headless)
+            pool = self.environment.pool or browsers
+            launch, open_session = pool(self.folder.path, config=prompt_config)
             return await run_jobs(
                 jobs,
                 launch=launch,

@@ -5,21 +5,28 @@ protocol.
 """
 
 import datetime
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
 from rmsweb.browser.protocol import SessionLike
 from rmsweb.records import Judgement, Task, Trajectory
+
+Launch = Callable[[], AbstractAsyncContextManager[Any]]
+OpenSession = Callable[[Any, str], Awaitable[Any]]  # (browser, name of the job) -> session with `close`
+Pool = Callable[..., tuple[Launch, OpenSession]]  # of (run folder, config: the PromptConfig)
 
 
 class Environment(Protocol):
     """Where tasks live.
 
-    `host_map` is the value of Chromium's --host-resolver-rules, known once the environment is started.
+    `pool` says how sessions are opened, None for sessions in real browsers. `host_map` is the value of Chromium's --host-resolver-rules, known once the environment is started.
     `reset` prepares a session for a task and returns the start URL. `check` returns None where the place
     cannot tell.
     """
 
     host_map: str | None
+    pool: Pool | None
 
     async def start(self) -> None: ...
 
@@ -36,6 +43,7 @@ class LiveWeb:
     """The web as it is: no check, today's date."""
 
     host_map: str | None = None
+    pool: Pool | None = None
 
     async def start(self) -> None:
         """Do nothing: the web is there."""
