@@ -213,7 +213,7 @@ class EpisodeConfig(Config):
     )
 
     def load_tasks(self, *, browser: bool = True) -> list[Task]:
-        """Return the tasks, and look for the browser if one is needed: where it is missing, no folder is made."""
+        """Return the tasks, and look for a browser if one is needed: without it, no folder is made."""
         tasks = load_tasks(self.tasks, split=self.split, limit=self.limit)
         if browser:
             find_chromium()

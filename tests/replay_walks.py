@@ -108,27 +108,77 @@ def any_action(r: random.Random, observation: Observation, world: World) -> Acti
     index = any_index(r, observation, "a", "button")
     field, dropdown = any_index(r, observation, "input"), any_index(r, observation, "select")
     draws: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-        "click_element_by_index": (30, lambda: {"index": index} | ({"while_holding_ctrl": r.random() < 0.7} if r.random() < 0.15 else {})),
-        "input_text": (14, lambda: {"index": field, "text": text + ("\n" if r.random() < 0.15 else ""), "clear_existing": r.random() < 0.7}),
-        "select_dropdown_option": (10, lambda: {"index": dropdown, "text": any_option(r, observation, dropdown)}),
+        "click_element_by_index": (
+            30,
+            lambda: (
+                {"index": index} | ({"while_holding_ctrl": r.random() < 0.7} if r.random() < 0.15 else {})
+            ),
+        ),
+        "input_text": (
+            14,
+            lambda: {
+                "index": field,
+                "text": text + ("\n" if r.random() < 0.15 else ""),
+                "clear_existing": r.random() < 0.7,
+            },
+        ),
+        "select_dropdown_option": (
+            10,
+            lambda: {"index": dropdown, "text": any_option(r, observation, dropdown)},
+        ),
         "get_dropdown_options": (3, lambda: {"index": dropdown}),
         "go_back": (8, dict),
         "go_to_url": (5, lambda: {"url": any_url(r, world, observation.url), "new_tab": r.random() < 0.3}),
-        "search_engine": (5, lambda: {"query": text, "engine": r.choice(["duckduckgo", "Google", "ask", "http://wiki.localhost/search?article={query}"])}),
+        "search_engine": (
+            5,
+            lambda: {
+                "query": text,
+                "engine": r.choice(
+                    ["duckduckgo", "Google", "ask", "http://wiki.localhost/search?article={query}"]
+                ),
+            },
+        ),
         "switch_tab": (4, lambda: {"tab_id": tab}),
         "close_tab": (3, lambda: {"tab_id": tab}),
         "wait": (1, lambda: {"seconds": r.choice([0, -3])}),
-        "scroll": (4, lambda: {"down": r.random() < 0.6, "num_pages": r.choice([0.5, 1.0, 10.0, 0.0, -1.0]), "frame_element_index": r.choice([None, index, 0])}),
-        "scroll_to_text": (3, lambda: {"text": r.choice([text, observation.title, "no such words", *(n.text for n in observation.nodes)])}),
+        "scroll": (
+            4,
+            lambda: {
+                "down": r.random() < 0.6,
+                "num_pages": r.choice([0.5, 1.0, 10.0, 0.0, -1.0]),
+                "frame_element_index": r.choice([None, index, 0]),
+            },
+        ),
+        "scroll_to_text": (
+            3,
+            lambda: {
+                "text": r.choice(
+                    [text, observation.title, "no such words", *(n.text for n in observation.nodes)]
+                )
+            },
+        ),
         "send_keys": (9, lambda: {"keys": r.choice(KEYS)}),
-        "extract_structured_data": (3, lambda: {"query": text, "extract_links": r.random() < 0.5, "start_from_char": r.choice([0, 10, 10_000])}),
+        "extract_structured_data": (
+            3,
+            lambda: {
+                "query": text,
+                "extract_links": r.random() < 0.5,
+                "start_from_char": r.choice([0, 10, 10_000]),
+            },
+        ),
         "upload_file_to_element": (1, lambda: {"index": index, "path": r.choice(FILES)}),
-        "write_file": (2, lambda: {"file_name": r.choice(FILES), "content": text, "append": r.random() < 0.5}),
-        "replace_file_str": (1, lambda: {"file_name": r.choice(FILES), "old_str": r.choice([text, ""]), "new_str": "new"}),
+        "write_file": (
+            2,
+            lambda: {"file_name": r.choice(FILES), "content": text, "append": r.random() < 0.5},
+        ),
+        "replace_file_str": (
+            1,
+            lambda: {"file_name": r.choice(FILES), "old_str": r.choice([text, ""]), "new_str": "new"},
+        ),
         "read_file": (1, lambda: {"file_name": r.choice(FILES)}),
         "execute_js": (2, lambda: {"code": r.choice([*SCRIPTS, "return document.title;"])}),
         "done": (1, lambda: {"text": text, "success": True, "files_to_display": ["notes.md", "no.md"]}),
-    }  # fmt: skip
+    }
     name = r.choices([*draws], [weight for weight, _ in draws.values()])[0]
     return Action(name=name, params=draws[name][1]())
 

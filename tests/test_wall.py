@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from replay import without_browser
+from without_browser import without_browser
 
 import collect
 import evaluate

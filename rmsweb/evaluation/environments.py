@@ -20,9 +20,9 @@ Pool = Callable[..., tuple[Launch, OpenSession]]  # of (run folder, config: the 
 class Environment(Protocol):
     """Where tasks live.
 
-    `pool` says how sessions are opened, None for sessions in real browsers. `host_map` is the value of Chromium's --host-resolver-rules, known once the environment is started.
-    `reset` prepares a session for a task and returns the start URL. `check` returns None where the place
-    cannot tell.
+    `pool` says how sessions are opened, None for sessions in real browsers. `host_map` is the value of
+    Chromium's --host-resolver-rules, known once the environment is started. `reset` prepares a session for a
+    task and returns the start URL. `check` returns None where the place cannot tell.
     """
 
     host_map: str | None

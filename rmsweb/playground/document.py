@@ -1,4 +1,4 @@
-"""A document without a browser: a page's controls, what was done to them, and its answers to the browser layer.
+"""A document without a browser: a page's controls, what was done to them, and what the browser layer asks.
 
 Purpose: what observe.js and act.js find in Chromium, found in the page's widgets. The names and shapes of the
 answers are those of `browser.page`.
@@ -172,7 +172,7 @@ class Document:
             line |= {"value": node.value, "options": list(node.options)}
         return line
 
-    # ------------------------------------------------------------------------------- answers to act.js's calls
+    # ------------------------------------------------------------------------------ answers to act.js's calls
 
     def answer(self, token: str, name: str, args: list[Any]) -> Answer:
         """Answer a call of the browser layer by its name in act.js."""

@@ -1,4 +1,4 @@
-"""The playground without a browser: what the browser layer asks of Chromium, answered from the pages' widgets.
+"""The playground without a browser: what the browser layer asks of Chromium, answered from pages' widgets.
 
 Purpose: the whole loop in minutes, with the states of the browser. `Session`, `Window` and every action are
 the browser layer's own, so that words, stop rules, indices and errors exist once. Only the engine below them
@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urldefrag, urljoin, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urljoin, urlsplit
 
 from playwright.async_api import Error
 from playwright.async_api import TimeoutError as Overdue
@@ -41,21 +41,31 @@ SCRIPTS: dict[str, Callable[[Document], str]] = {
     "location.href": lambda document: document.url,
     "window.location.href": lambda document: document.url,
 }
-_SAFE = "/%:@!$&'()*+,;=?~[]|-._"
+_IN_PATH = "/%:@!$&'()*+,;=~[]|"
+_IN_QUERY = "/%:@!$&()*+,;=~[]|?{}^`\\"
 
 
 def normal_url(url: str) -> str:
     """Return a URL as a browser writes it.
 
-    >>> normal_url("http://Shop.localhost:80?q=a b")
-    'http://shop.localhost/?q=a%20b'
+    >>> normal_url("http://Shop.localhost:80?q=a b"), normal_url("http://shop.localhost/a?")
+    ('http://shop.localhost/?q=a%20b', 'http://shop.localhost/a?')
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):
+    scheme, colon, rest = url.partition("://")
+    if scheme.lower() not in ("http", "https"):
         return url
-    host = parts.netloc.lower().removesuffix(":80" if parts.scheme == "http" else ":443")
-    path, query = quote(parts.path or "/", safe=_SAFE), quote(parts.query, safe=_SAFE.replace("'", "{}^`\\"))
-    return urlunsplit((parts.scheme, host, path, query, quote(parts.fragment, safe=_SAFE + "#{}^\\")))
+    rest, hash_sign, fragment = rest.partition("#")
+    place, question, query = rest.partition("?")
+    host, _, path = place.partition("/")
+    host = host.lower().removesuffix(":80" if scheme.lower() == "http" else ":443")
+    query, fragment = quote(query, safe=_IN_QUERY), quote(fragment, safe=_IN_QUERY + "'")
+    path = quote(f"/{path}", safe=_IN_PATH)
+    return f"{scheme.lower()}{colon}{host}{path}{question}{query}{hash_sign}{fragment}"
+
+
+def _bare(url: str) -> str:
+    """Return a URL without its fragment."""
+    return url.partition("#")[0]
 
 
 def _failure(url: str) -> str:
@@ -118,7 +128,8 @@ class Context:
 
         Raises Playwright's Error where a browser reaches nothing.
         """
-        fragment, body = urldefrag(url)[1], dict(fields or {})
+        _, hash_sign, fragment = url.partition("#")
+        body = dict(fields or {})
         for _ in range(MAX_REDIRECTS):
             if failure := _failure(url):
                 raise Error(f"Page.go_back: net::ERR_{failure}")
@@ -129,7 +140,7 @@ class Context:
             answer = self.browser.sites.request(key, host, parts.path, params)
             if isinstance(answer, Page):
                 return url, answer
-            url, body = urljoin(url, answer) + (f"#{fragment}" if fragment else ""), {}
+            url, body = urljoin(url, answer) + hash_sign + fragment, {}
         raise Error("Page.go_back: net::ERR_TOO_MANY_REDIRECTS")
 
 
@@ -231,8 +242,7 @@ class ReplayTab:
         if url == BLANK:
             self._enter(url, self._document(url, None), again)
             return None
-        bare, fragment = urldefrag(url)
-        if fragment and bare == urldefrag(self.url)[0]:
+        if "#" in url and _bare(url) == _bare(self.url):
             self.document.url = url
             self._enter(url, self.document, again)
             return None
@@ -242,15 +252,15 @@ class ReplayTab:
         """Load the entry before the newest."""
         self.entries.pop()
         url = self.entries[-1]
-        if url != self.url and urldefrag(url)[0] == urldefrag(self.url)[0]:
+        if url != self.url and _bare(url) == _bare(self.url):
             self.document.url = url
         else:
             self.show(Lead(url), replace=True)
 
-    def follow(self, new_tab: bool = False) -> None:
+    def follow(self, ctrl: bool = False) -> None:
         """Open a new tab where the last action leads to one."""
         lead = self.document.lead
-        if lead and (new_tab or lead.new_tab):
+        if lead and (ctrl or lead.new_tab):
             self.document.lead = None
             self.context.open(lead)
 
@@ -337,6 +347,6 @@ class ReplayBrowser:
 
 
 def open_session(browser: ReplayBrowser, folder: Path, **fields: Any) -> Session:
-    """Return a session of the browser layer; `fields` are those of `Session`. It has no page until `reset`."""
+    """Return a session of the browser layer without a page; `fields` are those of `Session`."""
     stand_in: Any = browser
     return Session(stand_in, folder, pause_s=0.0, waits=False, **fields)

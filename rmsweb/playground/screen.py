@@ -7,7 +7,7 @@ ours: pillow's own font is used, so that a picture does not depend on the machin
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from itertools import groupby
