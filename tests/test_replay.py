@@ -1,5 +1,5 @@
-"""Laws of the replay: it shows, says and decides what the browser does, at a fraction of the cost; and of what
-is built on it, the game in the terminal and the environment of steps.
+"""Laws of the replay: it shows, says and decides what the browser does, at a fraction of the cost. And of
+what is built on it: the game in the terminal, and the environment of steps.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from rmsweb import runner
 from rmsweb.browser.chromium import Browser, BrowserOptions
 from rmsweb.jsonl import write_records
 from rmsweb.playground.__main__ import main
-from rmsweb.playground.environment import PlaygroundEnvironment
+from rmsweb.playground.environment import PlaygroundEnvironment, ReplayEnvironment
 from rmsweb.playground.gym import Playground, parse_actions, world_named
 from rmsweb.playground.play import play, read_line
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_worlds
@@ -32,7 +32,7 @@ ONE_OF_A_SITE = make_worlds("held-out", NUM_TEMPLATES)[::3]  # shop, jobs, wiki,
 async def walks(
     folder: Path, worlds: Sequence[World], steps: int, seed: int = 0, trouble: float = 0.0
 ) -> int:
-    """Take a walk through each world in the browser and in the replay; return how many actions were compared."""
+    """Walk through each world in the browser and in the replay; return how many actions were compared."""
     environment, number = PlaygroundEnvironment(), 0
     await environment.start()
     try:
@@ -96,8 +96,6 @@ def test_a_picture_is_of_the_viewport_and_shows_the_page(tmp_path: Path) -> None
     """Pages that look different have different pictures; the same page has the same file."""
 
     async def pictures() -> list[Path]:
-        from rmsweb.playground.environment import ReplayEnvironment
-
         environment, paths = ReplayEnvironment(), []
         session = environment.open(tmp_path, VIEWPORT)
         start = await environment.reset(session, ONE_OF_A_SITE[0].task())
@@ -214,7 +212,7 @@ def test_a_short_form_is_an_action(line: str, name: str) -> None:
     assert [action.name for action in read_line(line)] == [name]
 
 
-# ------------------------------------------------------------------------------------- the environment of steps
+# ----------------------------------------------------------------------------------- the environment of steps
 
 
 def test_an_agent_of_ones_own_gets_its_reward() -> None:

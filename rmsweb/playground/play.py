@@ -78,12 +78,9 @@ def expert_answer(world: Playground) -> str | None:
 
 def open_policy(checkpoint: Path) -> tuple[Any, Advise]:
     """Load a checkpoint; return its prompt configuration, and what tells its answers to a state."""
-    import torch
-
     from rmsweb.engine.policy import PolicyModel
     from rmsweb.engine.sampler import sample
 
-    torch.manual_seed(0)
     policy = PolicyModel.load(checkpoint)
     config = policy.prompt_config or CONFIG
 

@@ -33,7 +33,7 @@ BANDS = {
 }  # fmt: skip  # height of what CSS writes above a page's content
 PANELS = ("form", "login", "cart", "ordered", "sent", "other", "review", "denied", "busy")
 PANEL_PICTURES = {"form": 66.0, "cart": 66.0, "review": 59.0}
-ROWS = {"jobs": (39.6, 5.0, 69.0), "office": (30.4, 4.0, 57.0), "search": (28.4, 4.0, 13.0)}  # cards as rows
+ROWS = {"jobs": (39.6, 5.0, 69.0), "office": (30.4, 4.0, 57.0), "search": (25.55, 4.0, 13.0)}  # cards as rows
 QUALITY = 60  # of a JPEG
 
 
@@ -163,7 +163,7 @@ def _links(page: Page, parts: Sequence[Part], x: float, y: float, width: float) 
 def _facts(page: Page, parts: Sequence[Part], x: float, y: float, width: float) -> float:
     if (page.site, page.name) in TABLES:
         for row, (_, nodes) in enumerate(parts):
-            for node, across in zip(nodes, (0.0, 0.38), strict=True):
+            for node, across in zip(nodes, (0.0, 0.352), strict=True):
                 _word([node], x + 13 + across * width, y + 6 + 26.55 * row)
         return y + 26.55 * len(parts) + 1
     start = 110.0 if page.name == "results" else 0.0
@@ -183,8 +183,9 @@ def _section(kind: str, page: Page, parts: Sequence[Part], x: float, y: float, w
     if kind == "facts":
         return _facts(page, parts, x, y, width)
     if kind == "heading":
-        _word([nodes[0] for _, nodes in parts], x, y + 1, 21)
-        return y + 25.2 + (18.4 if page.site == "wiki" else 0.0)
+        size = 14 if page.name == "login" else 21
+        _word([nodes[0] for _, nodes in parts], x, y + 1, size)
+        return y + 1.2 * size + (18.4 if page.site == "wiki" else 0.0)
     framed = kind == "fields" and page.name in ("home", "results")
     edge, wide = (11.0, 230.0) if framed else (0.0, 132.0)
     flow = _Flow(x + edge, y + 0.73 * edge, width - 2 * edge)
@@ -202,10 +203,11 @@ def _section(kind: str, page: Page, parts: Sequence[Part], x: float, y: float, w
 
 def lay_out(page: Page, parts: Sequence[Part], width: int) -> float:
     """Give every node its box; return the height of the document in CSS px."""
-    right = width - 16.0
+    right, narrower = width - 16.0, 0.92 if page.site == "wiki" else 1.0  # its font has serifs
     for _, nodes in reversed(parts[: len(page.nav)]):
-        right -= text_width(nodes[0].text)
-        nodes[0].box = (right, 10.4, text_width(nodes[0].text), 17.5)
+        wide = narrower * text_width(nodes[0].text)
+        right -= wide
+        nodes[0].box = (right, 10.4, wide, 17.5)
         _word(nodes[1:], right, 11.4)
         right -= 16
     panel, item = page.name in PANELS, page.name == "item"
@@ -217,10 +219,15 @@ def lay_out(page: Page, parts: Sequence[Part], width: int) -> float:
         x, inner, gap = x + 198, inner - 198, 10.0
     if page.name in BANDS and not (page.name == "home" and page.site == "news"):
         y += BANDS[page.name] + gap
-    for kind, found in groupby(parts[len(page.nav) :], key=lambda part: group(part[0])):
+    sections = [
+        (kind, list(found)) for kind, found in groupby(parts[len(page.nav) :], lambda part: group(part[0]))
+    ]
+    for kind, found in sections:
         if kind == "heading":
             y += PANEL_PICTURES.get(page.name, 0.0) + (gap if page.name in PANEL_PICTURES else 0.0)
-        y = _section(kind, page, list(found), x, y, inner) + gap
+        y = _section(kind, page, found, x, y, inner) + gap
+    if item:  # its picture reaches over nine rows of a grid
+        y += gap * max(0, 9 - len(sections))
     return max(y - gap + (17.0 if panel else 8.0), top + (250.0 if panel else 330.0)) + FOOTER
 
 
