@@ -250,7 +250,7 @@ def _texts(node: Node) -> Iterator[tuple[float, float, str]]:
     if node.tag == "#text":
         yield x, y, node.text.capitalize() if isinstance(node.widget, Link) else node.text
     elif node.tag in ("input", "select"):
-        yield x, y - 14, node.name.capitalize()
+        yield x, y - 17, node.name.capitalize()
         yield x + 7, y + 7, node.value or ("choose" if node.tag == "select" else "")
 
 
