@@ -165,13 +165,16 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     ours.write_text(
         '{"schema_version": 1, "kind": "Task"}\n{"task_id": "t", "text": "Go", "start_url": null}\n'
     )
-    found = [read_questions(path)[0] for path in (lines, whole, ours)]
+    table = tmp_path / "tail.tsv"
+    table.write_text("benchmark\tid\ttask_summary\nflights\tf1\tFly home\n")
+    found = [read_questions(path)[0] for path in (lines, whole, ours, table)]
     assert [(item.name, item.text) for item in found] == [
         ("webvoyager:A--1", "Find a lamp"),
         ("om2w:7", "Buy it"),
         ("ours:t", "Go"),
+        ("tail:f1", "Fly home"),
     ]
-    assert [item.host.removeprefix("www.") for item in found] == ["a.com", "b.com", ""]
+    assert [item.host.removeprefix("www.") for item in found] == ["a.com", "b.com", "", ""]
     whole.write_text("[{}]")
     with pytest.raises(RecordError, match=r"om2w\.json: entry 1 has no question"):
         read_questions(whole)

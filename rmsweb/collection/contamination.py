@@ -12,8 +12,8 @@ compared for equality only, because it stands in half of all longer ones.
 """
 
 import argparse
+import csv
 import heapq
-import json
 import re
 import sys
 import unicodedata
@@ -25,14 +25,18 @@ from pathlib import Path
 from typing import Literal
 
 from rmsweb.config import main_guard
-from rmsweb.jsonl import RecordError
+from rmsweb.jsonl import RecordError, parse_json
 from rmsweb.records import Task
 from rmsweb.similarity import host_of
 
 JACCARD, CONTAINMENT = 0.4, 0.6  # App. A
 SAME_DOMAIN = 0.6  # App. A: factor of both limits
 GRAM = 3  # words
-QUESTION_KEYS = ("ques", "confirmed_task", "task", "question", "text", "intent", "instruction", "prompt")
+# fmt: off
+QUESTION_KEYS = (
+    "ques", "confirmed_task", "task_summary", "task", "question", "text", "intent", "instruction", "prompt",
+)
+# fmt: on
 URL_KEYS = ("web", "website", "start_url", "url")
 ID_KEYS = ("id", "task_id")
 
@@ -85,17 +89,20 @@ def question_of(task: Task) -> Question:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Return the questions of a benchmark file: JSON, JSON Lines, or our task file.
+    """Return the questions of a benchmark file: a JSON list, JSON Lines (our task file too), or a .tsv table.
 
     Raises RecordError naming file and entry where no question is found.
     """
     text = path.read_text(encoding="utf-8-sig")
-    try:
-        rows = json.loads(text)
-    except ValueError:
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    if path.suffix == ".tsv":
+        rows = list(csv.DictReader(text.splitlines(), delimiter="\t"))
+    elif text.lstrip().startswith("["):
+        rows = parse_json(text.encode(), str(path), finite=False)
+    else:
+        lines = [line for line in enumerate(text.splitlines(), 1) if line[1].strip()]
+        rows = [parse_json(line.encode(), f"{path}:{number}", finite=False) for number, line in lines]
     found = []
-    for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
+    for number, row in enumerate(rows, 1):
         if isinstance(row, dict) and "schema_version" in row:
             continue
         question = _first(row, QUESTION_KEYS)
