@@ -198,6 +198,7 @@ class Pair:
         folder: Path,
         world: World,
         trouble: float = 0.0,
+        viewport: tuple[int, int] = VIEWPORT,
     ) -> None:
         self.world, self.trouble, self.environment, self.beside = (
             world,
@@ -207,7 +208,7 @@ class Pair:
         )
         name = world.task_id.replace("/", "-")
         self.real = Session(browser, folder / "browser", name=name, pause_s=0.0)
-        self.replay = self.beside.open(folder / "replay", VIEWPORT, name=name)
+        self.replay = self.beside.open(folder / "replay", viewport, name=name)
 
     async def walk(self, steps: int, seed: int) -> int:
         """Walk and compare every state and result; return the number of actions that were executed."""

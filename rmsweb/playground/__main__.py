@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import get_args
 
 from rmsweb.jsonl import write_records
-from rmsweb.playground.play import play
 from rmsweb.playground.server import Server
 from rmsweb.playground.sites import SITES
 from rmsweb.playground.tasks import make_worlds
@@ -83,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.trouble,
             )
         elif options.command == "play":
+            from rmsweb.playground.play import play  # brings the browser layer along
+
             play(
                 sys.stdin,
                 task_id=options.task_id,

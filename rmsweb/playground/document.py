@@ -101,11 +101,11 @@ class Document:
         """The document's height in CSS px, at least the viewport's."""
         if self._stale and self.page:
             self._full, self._stale = lay_out(self.page, self.parts, self.viewport[0]), False
-        return max(self._full, self.viewport[1])
+        return float(max(round(self._full), self.viewport[1]))
 
     def scroll_to(self, top: float) -> None:
         """Scroll as far as the document goes."""
-        self.scroll = float(max(0, min(round(top), round(self.full - self.viewport[1]))))
+        self.scroll = max(0.0, min(float(round(top)), self.full - self.viewport[1]))
 
     def _reveal(self, node: Node) -> None:
         """Scroll a node to the middle of the viewport where nothing of it shows."""
@@ -232,7 +232,7 @@ class Document:
     def _scroll(self, _: object, pages: float) -> Answer:
         before, height = self.scroll, self.viewport[1]
         self.scroll_to(before + pages * height)
-        rest = round(self.full) - height - self.scroll
+        rest = self.full - height - self.scroll
         return {"moved": self.scroll - before, "height": height, "below": rest / height}
 
     def _scroll_to_text(self, wanted: str) -> Answer:
