@@ -62,7 +62,7 @@ def world_named(task_id: str) -> World:
     found = _TASK_ID.fullmatch(task_id)
     if found is None or found[1] not in TEMPLATES + UNSEEN or (found[1] in UNSEEN and found[2] != "held-out"):
         raise ValueError(f"found the task id {task_id!r}, expected one such as shop.buy-held-out-0")
-    return make_world(found[1], int(found[3]), found[2])  # type: ignore[arg-type]
+    return make_world(found[1], int(found[3]), found[2])
 
 
 def parse_actions(text: str) -> tuple[Action, ...]:
