@@ -8,7 +8,7 @@ Playwright that the browser layer calls. A `Document` answers what act.js and ob
 ours: a page's own scripts are known by what they do (a dropdown that leads on, suggestions by first letter);
 of the agent's scripts only those of SCRIPTS run. Where browser and replay differ, the browser is right.
 The two are held equal in a viewport that a page fits into (640 x 480 and larger). In a smaller one, heights
-may differ by a few pixels, keys scroll at once, and `go_back` does not bring back how far a page was scrolled.
+may differ by a few pixels, keys scroll at once, and `go_back` does not restore how far a page was scrolled.
 """
 
 import itertools
