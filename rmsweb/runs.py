@@ -11,6 +11,7 @@ is written twice and nothing finished is lost.
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
-from rmsweb.config import flag, flat, rank, world_size
+from rmsweb.config import defaults_of, flag, flat, rank, world_size
 from rmsweb.jsonl import (
     RecordError,
     append_record,
@@ -183,7 +184,9 @@ class RunWriter(RunFolder):
                 ) from None
         cut_torn_line(self.metrics_path)
         if rank() == 0 and config is not None:
-            self._start(to_json(flat(config)), resume, {*may_differ, "resume"})
+            self._start(
+                to_json(flat(config)), to_json(defaults_of(type(config))), resume, {*may_differ, "resume"}
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +198,7 @@ class RunWriter(RunFolder):
         """Let another process write the folder."""
         self._lock.release()
 
-    def _start(self, config: dict[str, Any], resume: bool, free: set[str]) -> None:
+    def _start(self, config: dict[str, Any], defaults: dict[str, Any], resume: bool, free: set[str]) -> None:
         """Compare the config with the run's, where there is one, and write it."""
         if (self.path / "config.json").exists() and any(self.path.glob("*.jsonl")):
             if not resume:  # a start that failed before its first record is no run
@@ -210,7 +213,7 @@ class RunWriter(RunFolder):
                         f"{before.get(name)!r}"
                     )
         self.write_json("config.json", config)
-        self.write_json("env.json", environment())
+        self.write_json("env.json", environment() | {"defaults": defaults})
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file of the folder as a whole."""
@@ -307,8 +310,16 @@ def _whole_lines(path: Path, cls: type) -> Iterator[tuple[int, bytes]]:
             offset += len(line)
 
 
+def _said(*command: str) -> list[str]:
+    """Return the lines that a command prints; none without the command or where it fails."""
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return found.stdout.splitlines()
+    return []
+
+
 def environment() -> dict[str, Any]:
-    """Return what a run ran on: versions, machine, command line.
+    """Return what a run ran on: commit (marked -dirty if files differ), versions, machine, command line.
 
     No environment variable is in it, because one may hold a key.
     """
@@ -316,7 +327,18 @@ def environment() -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
+    root = str(Path(__file__).parent.parent)
+    checkout = ("git", "--git-dir", f"{root}/.git", "--work-tree", root)
+    cpuinfo = Path("/proc/cpuinfo")
+    cpu = (
+        [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        if cpuinfo.exists()
+        else []
+    )
     return {
+        "commit": "".join(_said(*checkout, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")),
+        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
+        "gpus": _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
