@@ -49,9 +49,9 @@ class RunRow:
 
     trajectory_id: str
     task_id: str
-    task: str  # its text
-    policy: str
-    round: int
+    task: str = ""  # its text
+    policy: str = ""
+    round: int = 1
     run: int
     site: str
     category: str
@@ -64,7 +64,7 @@ class RunRow:
     actions: int
     prompt_tokens: int
     completion_tokens: int
-    seconds: float
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, trajectory: Trajectory, judgement: Judgement | None) -> "RunRow":
