@@ -70,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # half of a surrogate pair has no UTF-8
     with replace_file(out / "report.html") as temporary:
         temporary.write_bytes(page)
-    write_json(out / "summary.json", summary)
+    if out.resolve() not in [folder.path for folder in folders]:  # a run's own summary is not ours to replace
+        write_json(out / "summary.json", summary)
     print(terminal_table(summary["policies"], summary["scripted"]), end="")
-    print(f"{out / 'report.html'}\n{out / 'summary.json'}")
+    print(out / "report.html")
     return 0
 
 

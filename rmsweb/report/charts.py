@@ -130,7 +130,9 @@ def layout(
     heights = [*(point.y for point in drawn), *(end for ends in shown.values() for end in ends)]
     left, right = min(point.x for point in drawn), max(point.x for point in drawn)
     low, high = min(heights), max(heights)
-    labels = ticks(low, max(high, low + max(1e-6 * abs(low), 1e-9)), whole=counts)
+    if high - low <= max(1e-6 * abs(low), 1e-9):  # a level line
+        high = low + (1.0 if counts or abs(low) < 1e-9 else abs(low))
+    labels = ticks(low, high, whole=counts)
     width, height = max(right - left, 1), labels[-1] - labels[0]
 
     def up(value: float) -> float:

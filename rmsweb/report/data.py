@@ -396,7 +396,7 @@ def groups(folder: Results) -> Iterator[tuple[int, Group]]:
 
 
 def write_data(folders: Sequence[Results], writer: Writer) -> dict[str, int]:
-    """Write all data files of a report; return the length of each list."""
+    """Write all data files of a report; return the length of each list and the number of prices."""
     target = writer.out / FOLDER
     target.mkdir(parents=True, exist_ok=True)
     for old in target.glob("*.js"):
@@ -409,4 +409,4 @@ def write_data(folders: Sequence[Results], writer: Writer) -> dict[str, int]:
         writer.pairs(folder)
         writer.groups(folder)
     writer.write("lists", writer.rows)
-    return {name: len(rows) for name, rows in writer.rows.items()}
+    return {name: len(rows) for name, rows in writer.rows.items()} | {"priced": len(writer.prices)}

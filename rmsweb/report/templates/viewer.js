@@ -209,7 +209,7 @@ async function drawSide(side, row, values) {
   const step = run.steps.find((item) => item.number === number) ?? { ...side, number: side.step };
   const own = side.step === number ? extra : {};
   const view = fill("side", { ...run, name: side.name, link: side.run && hash([["run", side.run], ["step", side.step]]) });
-  const strip = find(".steps", view);
+  const strip = find(".strip", view);
   for (const item of run.steps) {
     const button = document.createElement("button");
     button.type = "button";
@@ -240,13 +240,14 @@ async function drawView(kind, values) {
   }
   const answers = kind === "group" ? await load(row.file) : {};
   const nowhere = row.sides?.length === 0 ? "The state's picture and prompt are shown if its mined folder is among the folders of the report." : "";
-  const head = fill(kind, { ...row, ...answers, nowhere });
+  const head = fill(kind, { ...row, nowhere });
   const drawn = await Promise.all(sidesOf(kind, row, values).map((side) => drawSide(side, row, values)));
   if (location.hash !== shown.hash) return; // meanwhile another address was opened
   const sides = document.createElement("div");
   sides.className = "sides";
   sides.dataset.boxes = shown.boxes;
   sides.append(...drawn.map((side) => side.view));
+  if (kind === "group") sides.append(fill("answers", { ...row, ...answers }));
   for (const back of all(".back", head)) back.href = filters[name] ?? `#${name}`;
   for (const select of all("[name=with]", head)) {
     for (const other of lists.runs) {
@@ -259,9 +260,7 @@ async function drawView(kind, values) {
     if (select.options.length === 1) select.closest(".compare").remove();
   }
   for (const button of all("[data-key]", head)) button.onclick = () => press(button.dataset.key);
-  const answersTable = find(".answers", head)?.closest(".scroll");
   view.replaceChildren(head, sides);
-  if (answersTable && drawn.length) sides.before(answersTable);
   shown.sides = drawn;
 }
 
