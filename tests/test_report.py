@@ -117,8 +117,8 @@ def loaded(folder: Path, name: str) -> Any:
 
 
 def test_every_run_is_listed_and_its_file_shows_what_the_policy_saw(tmp_path: Path) -> None:
-    """The list holds all runs with outcome, mode, end, tokens and cost; a run's file has each step's prompt as
-    it was sent, the answer's fields, results and boxes.
+    """The list holds all runs with outcome, mode, end, tokens and cost; a run's file has each step's
+    prompt as it was sent, the answer's fields, results and boxes.
     """
     folder = held_out(tmp_path / "sft", "+-?" * 4)
     prices = tmp_path / "prices.json"

@@ -65,11 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = comparison(folders, seconds)
     for name in ("viewer.js", "report.css"):
         shutil.copyfile(ASSETS / name, out / FOLDER / name)
-    page = render(folders, summary, counts).encode(
-        "utf-8", "replace"
-    )  # half of a surrogate pair has no UTF-8
     with replace_file(out / "report.html") as temporary:
-        temporary.write_bytes(page)
+        temporary.write_text(render(folders, summary, counts), encoding="utf-8")
     if out.resolve() not in [folder.path for folder in folders]:  # a run's own summary is not ours to replace
         write_json(out / "summary.json", summary)
     print(terminal_table(summary["policies"], summary["scripted"]), end="")

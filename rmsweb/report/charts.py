@@ -63,7 +63,7 @@ def ticks(low: float, high: float, count: int = 4, *, whole: bool = False) -> li
     >>> ticks(0.0, 1.0)
     [0.0, 0.5, 1.0]
     >>> ticks(0.0, 1.0, whole=True)
-    [0.0, 1.0]
+    [0, 1]
     """
     raw = max((high - low) / count, 1.0 if whole else 0.0)
     size = 10 ** math.floor(math.log10(raw))

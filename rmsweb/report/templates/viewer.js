@@ -327,7 +327,7 @@ function press(key) {
 }
 
 addEventListener("keydown", (event) => {
-  const typing = event.target.closest?.("input, select, textarea, dialog");
+  const typing = event.target.closest?.("input, select, dialog[open]");
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (typing) {
     if (event.key === "Escape") typing.blur();
