@@ -2,8 +2,8 @@
 
 import json
 import math
-from html.parser import HTMLParser
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Laws of the report in a real Chromium, opened from disk: nothing fails to load, nothing sticks out, keys and
-addresses work, and hostile texts are texts.
+"""Laws of the report in a real Chromium, opened from disk: nothing fails to load, nothing sticks out, keys
+and addresses work, and hostile texts are texts.
 """
 
 import time
@@ -22,7 +22,7 @@ HOSTILE = "</script><script>window.hacked=1</script>\u2028\"'`${1}<b onclick=x> 
 
 @pytest.fixture(scope="module")
 def browser(report: Path) -> Iterator[Browser]:
-    """A Chromium; the report is made before, because the miner cannot run beside a synchronous playwright."""
+    """A Chromium; the report is made before: the miner cannot run beside a synchronous playwright."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         yield chromium
@@ -131,7 +131,7 @@ def test_filters_leave_what_they_name(page: Page, report: Path) -> None:
 
 
 def test_keys_move_between_steps_and_runs(page: Page, report: Path) -> None:
-    """j and k go through the steps, n and p through the list, b and t show boxes and prompt, Esc goes back."""
+    """j and k go through the steps, n and p through the list, b and t show boxes and prompt, Esc leaves."""
 
     def step() -> str:
         return page.inner_text("#view .said h3")
@@ -191,7 +191,8 @@ def test_a_label_covers_no_box(page: Page, report: Path) -> None:
           const boxes = [...document.querySelectorAll(".boxes i")].map((one) => one.getBoundingClientRect());
           const labels = [...document.querySelectorAll(".boxes b")].map((one) => one.getBoundingClientRect());
           return labels.filter((a) => boxes.some((b) =>
-            a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length;
+            a.left < b.right - 1 && b.left < a.right - 1 &&
+            a.top < b.bottom - 1 && b.top < a.bottom - 1)).length;
         }"""
         )
         == 0
