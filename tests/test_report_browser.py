@@ -31,7 +31,7 @@ def browser(report: Path) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of two evaluations, a pool of a mined folder, and RL groups; names of folders are hostile too."""
+    """A report of two evaluations, a pool of a mined folder, and RL groups, under hostile names."""
     root = tmp_path_factory.mktemp("a #1 & 100% <b>")
     runs = [run(GOOD, True), run(BAD, False, name="b"), run(GOOD, True, name="c#&=%+'\"<")]
     pool = write_folder(root / "po ol#?", runs)
@@ -176,7 +176,7 @@ def test_two_runs_of_a_task_stand_side_by_side(page: Page, report: Path) -> None
     page.keyboard.press("j")
     wait(
         page,
-        "[...document.querySelectorAll('#view .said h3')].map(one => one.innerText).join() === 'step 2,step 2'",
+        "[...document.querySelectorAll('#view h3')].map(one => one.innerText).join() === 'step 2,step 2'",
     )
 
 

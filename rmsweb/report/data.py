@@ -42,7 +42,12 @@ from rmsweb.stats import Price, cost
 
 FOLDER = "report_files"
 NO_LIMIT = 10**9  # tokens
-SAMPLE_FILES = {"mined": MinedState, "followers": StepSample, "ordinary": StepSample, "samples": StepSample}
+SAMPLE_FILES: dict[str, type[StepSample]] = {
+    "mined": MinedState,
+    "followers": StepSample,
+    "ordinary": StepSample,
+    "samples": StepSample,
+}
 
 Data = dict[str, Any]
 
@@ -284,11 +289,12 @@ class Writer:
         missing = {group.state for folder in folders for _, group in groups(folder)}
         for kind, cls in SAMPLE_FILES.items():
             for path in (folder.path / f"{kind}.jsonl" for folder in folders if missing):
-                for sample in read_records(path, cls) if path.exists() else ():
-                    name = sample.state_id if isinstance(sample, MinedState) else sample.sample_id
-                    if name in missing:
-                        missing.remove(name)
-                        self.state(path.parent, name, sample)
+                if path.exists():
+                    for sample in read_records(path, cls):
+                        name = sample.state_id if isinstance(sample, MinedState) else sample.sample_id
+                        if name in missing:
+                            missing.remove(name)
+                            self.state(path.parent, name, sample)
 
     def state(self, root: Path, name: str, sample: StepSample) -> None:
         """Write the state of RL groups: its prompt, picture and verified answer."""
@@ -300,7 +306,13 @@ class Writer:
             "state_file": file,
             "target": sample.target_text,
             "site": sample.host,
-            "at": (Results(root), "state", sample.trajectory_id, sample.step, images[0] if images else None),
+            "place": {
+                "folder": Results(root),
+                "name": "state",
+                "trajectory": sample.trajectory_id,
+                "step": sample.step,
+                "image": images[0] if images else None,
+            },
         }
 
     def pairs(self, folder: Results) -> None:
@@ -339,7 +351,6 @@ class Writer:
             state = self.states.get(group.state, {})
             if state.get("target") != group.target:  # another collection's record of this name
                 state = {}
-            at = state.get("at")
             self.write(name, {"answers": [answer_data(answer) for answer in group.rollouts]})
             self.rows["groups"].append(
                 {
@@ -355,7 +366,7 @@ class Writer:
                     "target": group.target,
                     "file": name,
                     "state_file": state.get("state_file"),
-                    "sides": [self.side(*at)] if at else [],
+                    "sides": [self.side(**state["place"])] if state else [],
                 }
             )
 
