@@ -313,6 +313,37 @@ def test_bad_input_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "metrics.jsonl:2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("summary.json", '{"samples": 5}'),
+        ("summary.json", '{"samples": {"action": "x"}}'),
+        ("env.json", '{"defaults": []}'),
+        ("rollouts.jsonl", '{"step": 1}\n'),
+        ("prompt_config.json", "[]"),
+    ],
+)
+def test_a_file_of_other_types_ends_in_one_line(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of a stranger may hold anything: exit code 2 and one line that names the folder."""
+    folder = write_folder(tmp_path / "collect", [run(GOOD, True, script="collect")])
+    (folder / name).write_text(text)
+    assert call(folder, "--out", tmp_path / "out") == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert str(folder) in told
+
+
+def test_a_line_of_metrics_without_a_step_is_no_point(tmp_path: Path) -> None:
+    """Lines that another tool added to metrics.jsonl are left out of the curves."""
+    (tmp_path / "rl").mkdir()
+    lines = ({"std_rejected_frac": 0.5}, {"step": 1, "std_rejected_frac": 0.25})
+    (tmp_path / "rl" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert call(tmp_path / "rl", "--out", tmp_path / "out") == 0
+    assert "std gate 0.25" in page_of(tmp_path / "out").text
+
+
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_few_and_span_the_data(low: float, width: float) -> None:
     """Round ticks, at most seven, from below the data to above it."""
