@@ -174,7 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     actor = own.actor(roles["teacher"], extraction=roles["extraction"])
     tasks = own.load_tasks()
     may_differ = (*MAY_DIFFER, "reflection_url", "extraction_url", "limit")
-    with RunWriter(own.out, config, resume=own.resume, may_differ=may_differ) as folder:
+    inputs = own.inputs()
+    with RunWriter(own.out, config, resume=own.resume, may_differ=may_differ, inputs=inputs) as folder:
         folder.repair()
         return asyncio.run(collect(config, folder, tasks, roles, actor))
 

@@ -7,7 +7,6 @@ RMSWEB_JUDGE_API_KEY, else OPENAI_API_KEY.
 """
 
 import asyncio
-import hashlib
 import os
 import sys
 import time
@@ -83,18 +82,8 @@ class Config(BaseConfig):
 # ------------------------------------------------------------------------------------------------- the policy
 
 
-def checkpoint_sha256(folder: Path) -> str | None:
-    """Return the hash of a checkpoint's weight files, names and bytes; None where `folder` is a hub name."""
-    digest, files = hashlib.sha256(), sorted(folder.glob("*.safetensors"))
-    for path in files:
-        digest.update(path.name.encode())
-        with open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest() if files else None
-
-
 @asynccontextmanager
-async def open_actor(config: Config, root: Path) -> AsyncIterator[Actor]:
+async def open_actor(config: Config, folder: RunWriter) -> AsyncIterator[Actor]:
     """Open the policy of the flags: an endpoint (no torch is imported) or a checkpoint in this process."""
     own, decoding = config.episodes, vars(config.decoding)
     if config.policy is None:
@@ -102,7 +91,7 @@ async def open_actor(config: Config, root: Path) -> AsyncIterator[Actor]:
             role="policy",
             url=config.policy_url or "",
             model=config.policy_model or "",
-            image_root=root,
+            image_root=folder.path,
             concurrency=own.concurrency,
             options=decoding,
         ) as endpoint:
@@ -122,12 +111,12 @@ async def open_actor(config: Config, root: Path) -> AsyncIterator[Actor]:
         device=device,
         prompt_config=load_prompt_config(own.prompt_config) if own.prompt_config else None,
     )
-    policy = CheckpointPolicy(model, root, Decoding(**decoding))
+    policy = CheckpointPolicy(model, folder.path, Decoding(**decoding))
     try:
         yield Actor(
             policy=policy,
             name=str(config.policy),
-            sha256=checkpoint_sha256(config.policy),
+            sha256=folder.inputs.get("policy"),
             prompt_config=model.prompt_config or PromptConfig(),
             count_tokens=model.count_tokens,
         )
@@ -176,7 +165,7 @@ async def evaluate(config: Config, folder: RunWriter, tasks: list[Task]) -> int:
         attempt_id(task, ARM, run=number): (task, number)
         for task, number in shard([(task, number) for number in range(config.runs) for task in tasks])
     }
-    async with open_actor(config, folder.path) as actor:
+    async with open_actor(config, folder) as actor:
         episodes = Episodes(
             config=config.episodes,
             folder=folder,
@@ -204,7 +193,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.prices:
         load_prices(config.prices)
     tasks, own = config.episodes.load_tasks(), config.episodes
-    with RunWriter(own.out, config, resume=own.resume, may_differ=(*MAY_DIFFER, "prices")) as folder:
+    local = config.policy is not None and config.policy.is_dir()
+    inputs = {**own.inputs(), "policy": (config.policy,) if config.policy and local else ()}
+    may_differ = (*MAY_DIFFER, "prices")
+    with RunWriter(own.out, config, resume=own.resume, may_differ=may_differ, inputs=inputs) as folder:
         folder.repair()
         return asyncio.run(evaluate(config, folder, tasks))
 

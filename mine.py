@@ -100,7 +100,9 @@ async def run(config: Config) -> int:
     if not runs:
         raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
     render = renderer(config, prompt_config)
-    with RunWriter(config.out, config, resume=config.resume) as folder:
+    tokenizer = (config.tokenizer / "tokenizer.json",) if config.tokenizer else ()
+    inputs = {"pool": config.pool, "tokenizer": tokenizer}
+    with RunWriter(config.out, config, resume=config.resume, inputs=inputs) as folder:
         write_json(folder.path / "prompt_config.json", prompt_config)
         async with AsyncExitStack() as stack:
             judge = config.judge.open(folder.path, config.concurrency)

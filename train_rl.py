@@ -44,7 +44,7 @@ from rmsweb.engine.training import (
 )
 from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split
-from rmsweb.runs import ROLLOUTS, RunFolder
+from rmsweb.runs import ROLLOUTS, RunFolder, check_out
 from rmsweb.salvage.states import SampledGroup, State, check_unique, choose_dev, make_state
 from rmsweb.salvage.step import StepConfig, greedy_rewards, rl_step
 from rmsweb.salvage.work import plan_work
@@ -218,6 +218,7 @@ def measure(trainer: Trainer, config: Config, dev: dict[str, list[State]]) -> di
 
 def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
+    check_out(config.out, config.resume)
     budget, seed = config.step.response_budget, config.step.seed
     prompt_config = load_shared_prompt_config((*config.states, *config.dev_states))
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=seed)
@@ -236,8 +237,13 @@ def train(config: Config, here: Ranks) -> None:
         best_by="dev_success" if config.dev_episodes else "dev_reward",
         better=operator.ge,
         evaluate_first=True,
-        data=[(item.sample.sample_id, item.prompt_length, len(item.target_ids)) for item in states],
+        data=[(item.prompt_key, item.sample.target_text) for item in states],
         may_differ=("max_steps",),
+        inputs={
+            "states": config.states,
+            "dev_states": config.dev_states,
+            "dev_episodes": (config.dev_episodes,) if config.dev_episodes else (),
+        },
     )
     done = trainer.progress
 

@@ -37,6 +37,7 @@ from rmsweb.engine.training import (
 )
 from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split, StepSample, derive_seed
+from rmsweb.runs import check_out
 
 DEV_CHUNK = 64  # dev samples scored at a time
 
@@ -180,6 +181,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
 
 def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
+    check_out(config.out, config.resume)
     prompt_config = load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
     dropout = config.lora.lora_dropout
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout)
@@ -200,6 +202,11 @@ def train(config: Config, here: Ranks) -> None:
         best_by="dev_loss",
         better=operator.lt,
         data=[(item.sample_id, item.lengths) for item in items],
+        inputs={
+            "samples": config.samples,
+            "dev_samples": config.dev_samples,
+            "prompt_config": (config.prompt_config,) if config.prompt_config else (),
+        },
     )
     done = trainer.progress
 

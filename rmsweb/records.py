@@ -385,4 +385,9 @@ def derive_seed(*parts: Any) -> int:
 
 def sha256_text(text: str) -> str:
     """Return the hex sha256 of a text's UTF-8 bytes."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256_bytes(text.encode())
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the hex sha256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()

@@ -29,7 +29,7 @@ from rmsweb.jsonl import write_json
 from rmsweb.llm import Endpoint
 from rmsweb.prompt import CountTokens, PromptConfig, load_prompt_config, token_counter
 from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed
-from rmsweb.runs import RunWriter
+from rmsweb.runs import Inputs, RunWriter
 
 R = TypeVar("R")
 MAX_TRIES = 3  # of a job whose browser died
@@ -221,6 +221,14 @@ class EpisodeConfig(Config):
         find_chromium()
         return tasks
 
+    def inputs(self) -> Inputs:
+        """Return the files that a resumed run must find unchanged, by flag."""
+        return {
+            "tasks": (self.tasks,),
+            "prompt_config": (self.prompt_config,) if self.prompt_config else (),
+            "tokenizer": (self.tokenizer / "tokenizer.json",) if self.tokenizer else (),
+        }
+
     def actor(self, endpoint: Endpoint, extraction: Policy | None = None) -> Actor:
         """Return an endpoint as the actor, with the prompt configuration and the tokenizer of the flags."""
         return Actor(
@@ -252,7 +260,12 @@ class Episodes:
 
     async def run(self, jobs: Mapping[str, Job], *, total: int, label: str) -> Outcome:
         """Run the jobs of this process, which has `total` with those that were finished before."""
-        config, prompt_config = self.config, self.actor.prompt_config
+        config, prompt_config, first = self.config, self.actor.prompt_config, self.folder.first
+        if first is not None and first.prompt_config != prompt_config.hash:
+            raise ValueError(
+                f"{self.folder.path}: the prompt config was {first.prompt_config}, is {prompt_config.hash} "
+                "now: another config, or a version of the package with another system text"
+            )
         write_json(self.folder.path / "prompt_config.json", prompt_config)
         async with AsyncExitStack() as stack:
             self.judge = config.judge.open(self.folder.path, config.concurrency)

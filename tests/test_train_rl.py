@@ -178,6 +178,7 @@ def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, mo
         "(out / 'summary.json').write_text(json.dumps({'pass1': value}))\n"
     )
     monkeypatch.setattr(train_rl, "EVALUATE", script)
+    (tmp_path / "dev.jsonl").write_text("tasks")
     out = tmp_path / "a"
     run(
         world,
