@@ -133,7 +133,7 @@ def prepare_policy(
             dropout_p=lora_dropout,
             scope=lora.lora_scope,
         )
-    if engine.recompute:
+    if engine.recomputes(ranks.device.type):
         recompute_layers(policy.model)
     if engine.shard:
         shard_policy(policy, ranks, torch.bfloat16 if half else None)
@@ -314,7 +314,7 @@ class Trainer:
         config, ranks = self.config, self.ranks
         self.digest, self.progress, self.started = data_digest(self.data), Progress(), time.perf_counter()
         ranks.agree({"the data (digest)": self.digest})
-        free = ("threads", "token_budget", "save_every", *self.may_differ)
+        free = ("threads", "token_budget", "save_every", "recompute", "check_memory", *self.may_differ)
         self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free)
         parameters = trained_parameters(self.policy).values()
         self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer)
