@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,6 +104,11 @@ class Config(TrainerConfig):
     step: StepConfig = part(StepConfig)
     lora: Adapters = part(Adapters)
     optimizer: OptimizerConfig = part(OptimizerConfig, lr=8e-6)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dev_flags and self.dev_episodes is None:
+            raise ValueError(f"--dev-flags {self.dev_flags!r} needs --dev-episodes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +266,22 @@ def train(config: Config, here: Ranks) -> None:
             facts |= {name: len(kind) for name, kind in dev.items()}
             facts |= {"best_dev": done.best, "best_step": done.best_step}
         trainer.finish(facts)
+        if here.is_main:
+            print(closing_line(config.out, facts, trainer.folder.metrics))
+
+
+def closing_line(out: Path, facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a run came to: groups that trained, updates, the best step, and where it all is."""
+    accepted, retained = (sum(line.get(name, 0) for line in lines) for name in ("accepted", "retained"))
+    text = (
+        f"{out}: {facts['steps']} steps, {accepted + retained} groups trained in {facts['updates']} updates"
+    )
+    if not accepted + retained:
+        text += "; nothing was ever accepted or retained, so the weights are those of --model"
+    elif not accepted:
+        text += "; no group was ever accepted"
+    best = f"best step {facts['best_step']}, in" if "best_step" in facts else "the last weights are in"
+    return f"{text}; {best} checkpoint-best"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -273,6 +273,9 @@ def train(config: Config, here: Ranks) -> None:
         if dev:
             facts |= {"dev_samples": len(dev), "dev_dropped": dev_dropped, "best_dev_loss": done.best}
         trainer.finish(facts)
+        if here.is_main:
+            best = f"best step {done.best_step}, in" if dev else "the last weights are in"
+            print(f"{config.out}: {done.step} steps over {len(items)} samples; {best} checkpoint-best")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -446,3 +446,41 @@ def test_task_files_hold_no_answer(tmp_path: Path) -> None:
                 environment={"template": "shop.buy", "seed": 0},
             )
         )
+
+
+def test_a_person_finds_what_the_home_page_names() -> None:
+    """Without a task's cookie: a search lists it first, the cart tells price and option, unknown pages are
+    404 with the page of before, and pages of a task do not change.
+    """
+    running = Server().start()
+
+    def get(path: str) -> tuple[int, str]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{running.port}{path}", headers={"Host": "shop.localhost"}
+        )
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+
+    try:
+        named = re.findall(r"/item\?name=(\w+)", get("/")[1])
+        assert len(set(named)) == 4
+        for name in named:
+            assert f"/item?name={name}" in get(f"/search?product={name}")[1]
+        world = make_world("shop.buy", 0, "train")
+        chosen = world.want.get("color", "red")
+        get(f"/choose?next=/&name=color&value={chosen}")
+        get(f"/add?name={named[0]}")
+        cart = get("/cart")[1]
+        assert "price" in cart
+        assert f"color {chosen}" in cart
+        assert get("/offers")[0] == get("/wishlist")[0] == 200
+        status, unknown = get("/no-such-page")
+        assert (status, "shop other" in unknown) == (404, True)
+        task = SiteSession(world)
+        assert isinstance(page := task.request("shop.localhost", "/no-such-page", {}), Page)
+        assert page.status == 200
+    finally:
+        running.stop()
