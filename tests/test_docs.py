@@ -199,8 +199,9 @@ def commands() -> list[tuple[str, str]]:
     found = []
     for page in (README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        blocks = re.findall(r"^```(?:bash|sh)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        blocks = "".join(body for language, body in fences if language in ("", "bash", "sh"))
+        for line in blocks.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True) if re.match(r"[A-Z_.a-z/=0-9]+ ", line) else []
             if {"python", "torchrun", "bash", ".venv/bin/python"} & {*words[:4]}:
                 found.append((page.name, line))

@@ -201,7 +201,7 @@ def test_work_of_a_step_by_hand():
     """128 groups of one pack each: 64 with 8 answers, 64 with the target as ninth; scoring adds two probes to
     the old pass and none to the reference.
     """
-    work = of()["work"]
+    work = of()["a step"]
     assert (work["accepted groups"], work["retained groups"], work["optimizer steps"]) == (64, 64, 8)
     assert (work["packs updated"], work["packs scored"]) == (128, 256)
     assert (work["forward passes of a GPU"], work["backward passes of a GPU"]) == (48, 16)
@@ -209,7 +209,7 @@ def test_work_of_a_step_by_hand():
     assert (work["update tokens, packed"], work["update tokens, unpacked"]) == (packed, separate)
     assert work["packing saves (times)"] == separate / packed
     # 12,000 + 4 x 2048 fit into a row of 20,480: two packs a group, three with the target
-    longest = of("qwen3-vl-8b", "--response-tokens", 2048)["work"]
+    longest = of("qwen3-vl-8b", "--response-tokens", 2048)["a step"]
     assert longest["packs updated"] == 64 * 2 + 64 * 3
 
 
