@@ -147,7 +147,7 @@ def _add_flag(parser: Any, field: Field, hint: Any, default: Any) -> None:
         "required": required,
         "default": None if required else default,
     }
-    if hint is bool:
+    if hint in (bool, bool | None):
         parser.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, **common)
         return
     kind, extra = _converter(hint, field.name)

@@ -279,12 +279,15 @@ class Trajectory:
     error: str | None = None  # what broke, where ended == "environment"
 
 
+WORK_CHECK = "work"  # kind of a judgement that saw the work done, not its answer alone
+
+
 @record
 class Judgement:
     """A verdict on a trajectory; in its own file, so that judging again rewrites nothing."""
 
     trajectory_id: str
-    judge: str  # kind: check, outcome, webjudge, ...
+    judge: str  # kind: check, work, outcome, rule, ...
     model: str
     verdict: Verdict
     reason: str = ""

@@ -16,6 +16,7 @@ from rmsweb.jsonl import write_json, write_records
 from rmsweb.mining.alignment import AlignedRun
 from rmsweb.prompt import PromptConfig
 from rmsweb.records import (
+    WORK_CHECK,
     Action,
     ActionResult,
     AgentOutput,
@@ -209,7 +210,10 @@ def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, An
     write_records(
         path / "judgements.rank0.jsonl",
         Judgement,
-        [judgement(item.trajectory, verdicts[item.success]) for item in runs],
+        [
+            judgement(item.trajectory, verdicts[item.success], WORK_CHECK if item.work_checked else "check")
+            for item in runs
+        ],
     )
     return path
 

@@ -105,6 +105,19 @@ def test_followers_are_the_next_steps_of_the_success(pool: list[Path], tmp_path:
     assert not (tmp_path / "none" / "followers.jsonl").exists()
 
 
+def test_secondary_pairs_need_a_judgement_of_the_work(tmp_path: Path) -> None:
+    """A shorter success whose work was checked is paired with a longer one, unless --no-secondary; a success
+    that only its answer vouches for is in no such pair.
+    """
+    longer = run("open open open select add done", True, name="long")
+    for checked, flags, pairs in ((True, (), 1), (True, ("--no-secondary",), 0), (False, (), 0)):
+        name = f"{checked}{len(flags)}"
+        short = run(GOOD, True, name="short", work_checked=checked)
+        folder = write_folder(tmp_path / f"pool{name}", [short, longer])
+        assert call("--pool", folder, "--out", tmp_path / name, *flags) == 0
+        assert json.loads((tmp_path / name / "report.json").read_text())["pairs"] == pairs
+
+
 def test_a_pool_is_only_read(pool: list[Path], tmp_path: Path) -> None:
     """Mining changes no byte of the folders it reads."""
     before = {path: path.read_bytes() for folder in pool for path in folder.rglob("*") if path.is_file()}

@@ -139,7 +139,7 @@ def prepare_policy(
             dropout_p=lora_dropout,
             scope=lora.lora_scope,
         )
-    if engine.recompute:
+    if engine.recomputes(ranks.device.type):
         recompute_layers(policy.model)
     if engine.shard:
         shard_policy(policy, ranks, torch.bfloat16 if half else None)
@@ -304,7 +304,7 @@ class Trainer:
         config, ranks = self.config, self.ranks
         self.progress, self.started = Progress(), time.perf_counter()
         ranks.agree({"the data": sha256_text("\n".join(map(repr, self.data)))})
-        free = ("threads", "token_budget", "save_every", *self.may_differ)
+        free = ("threads", "token_budget", "save_every", "recompute", "check_memory", *self.may_differ)
         local = (Path(config.model),) if Path(config.model).is_dir() else ()
         inputs = {"model": local, **self.inputs} if ranks.is_main else {}  # one rank compares
         self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free, inputs=inputs)

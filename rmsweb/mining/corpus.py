@@ -16,11 +16,9 @@ from rmsweb.mining.alignment import AlignedRun
 from rmsweb.mining.search import Found, Render
 from rmsweb.pictures import check_picture
 from rmsweb.prompt import PromptConfig, differing_fields, load_prompt_config
-from rmsweb.records import AuditRow, Image, Split, StepSample, Trajectory, is_success
+from rmsweb.records import WORK_CHECK, AuditRow, Image, Split, StepSample, Trajectory, is_success
 from rmsweb.runs import RunFolder
 
-# kind of a judgement that saw the work done, not its outcome alone; no environment of ours gives it yet
-WORK_CHECK = "work"
 Place = tuple[str, int]  # trajectory id, step number
 
 

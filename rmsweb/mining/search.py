@@ -64,7 +64,8 @@ class MinerConfig(Config):
 
     secondary: bool = opt(
         True,
-        "pair the shortest success with longer ones too, if the shorter one passed a check of the work",
+        "pair the shortest success with longer ones too, if the shorter one passed a check of the work "
+        "itself (a judgement of kind 'work': the playground's, of tasks that leave an order or a form)",
         paper="yes",
     )
     strict_non_terminal: bool = opt(False, "the failing side's done is no candidate either")

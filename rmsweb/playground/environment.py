@@ -13,7 +13,7 @@ from rmsweb.evaluation.environments import Environment, LiveWeb
 from rmsweb.playground.server import COOKIE, Server
 from rmsweb.playground.sites import SITES
 from rmsweb.playground.tasks import world_of
-from rmsweb.records import Judgement, Task, Trajectory
+from rmsweb.records import WORK_CHECK, Judgement, Task, Trajectory
 
 SEARCH_URL = "http://search.localhost/find?query={query}"  # behind every engine name of `search_engine`
 TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so that prompts are repeatable
@@ -52,10 +52,12 @@ class PlaygroundEnvironment:
 
     async def check(self, session: SessionLike, trajectory: Trajectory) -> Judgement:
         """Return the site's verdict on answer text and server state."""
-        success, reason = self.server.sessions[self._keys[session]].check(trajectory.final_text)
+        site = self.server.sessions[self._keys[session]]
+        success, reason = site.check(trajectory.final_text)
         return Judgement(
             trajectory_id=trajectory.trajectory_id,
-            judge="check",
+            # an answer may be a guess; what the server committed is the work itself
+            judge=WORK_CHECK if site.world.fact is None else "check",
             model="",
             verdict="success" if success else "not_success",
             reason=reason,
