@@ -220,6 +220,7 @@ class Episode:
                 seed=self.seed,
                 prompt_tokens=sum(step.usage.prompt_tokens for step in self.steps),
                 completion_tokens=sum(step.usage.completion_tokens for step in self.steps),
+                usage_unknown=sum(step.usage.usage_unknown for step in self.steps),
                 model=self.steps[-1].usage.model if self.steps else "",
             ),
             prompt_config=self.config.hash,

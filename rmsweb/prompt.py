@@ -129,7 +129,11 @@ def load_shared_prompt_config(records: Sequence[Path], given: Path | None = None
     for path in records:
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file")
-    files = [*([given] if given else []), *(path.parent / "prompt_config.json" for path in records)]
+    return _agreed([*([given] if given else []), *(path.parent / "prompt_config.json" for path in records)])
+
+
+def _agreed(files: Sequence[Path]) -> PromptConfig:
+    """Return the configuration that all files hold; ValueError naming the fields in which one differs."""
     wanted = load_prompt_config(files[0])
     for file in files[1:]:
         differing = differing_fields(wanted, load_prompt_config(file))
@@ -139,6 +143,17 @@ def load_shared_prompt_config(records: Sequence[Path], given: Path | None = None
 
 
 # ----------------------------------------------------------------------------------------- sizes in tokens
+
+
+def checkpoint_prompt_config(checkpoint: Path | None, given: Path | None) -> PromptConfig:
+    """Return the configuration of a checkpoint folder, and of the file `given`, which must agree.
+
+    Without either it is the paper's. Raises ValueError naming the fields in which they differ.
+    """
+    files = [given] if given else []
+    if checkpoint and (own := checkpoint / "prompt_config.json").is_file():
+        files.append(own)
+    return _agreed(files) if files else PromptConfig()
 
 
 def image_size(width: int, height: int, config: PromptConfig) -> tuple[int, int]:
@@ -189,6 +204,8 @@ def token_counter(path: Path | None) -> CountTokens:
         )
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()  # both may lie in the file, for the batches of a training
+    tokenizer.no_padding()
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 

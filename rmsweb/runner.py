@@ -7,12 +7,13 @@ when a single job cannot be finished. `Episodes` is what a script hands its poli
 run folder to.
 """
 
+import argparse
 import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,17 +22,19 @@ from typing import Any, TypeVar
 from rmsweb.agent import Episode
 from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
 from rmsweb.browser.session import Session
-from rmsweb.config import Config, opt, part, progress
+from rmsweb.config import Config, argv_of, flat, opt, parse_config, part, progress, rank
 from rmsweb.evaluation.environments import Environment
 from rmsweb.evaluation.judges import JudgeConfig, judge_run
 from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.jsonl import write_json
-from rmsweb.llm import Endpoint
-from rmsweb.prompt import CountTokens, PromptConfig, load_prompt_config, token_counter
+from rmsweb.llm import ChatConfigError, ChatError, ChatRefused, Endpoint
+from rmsweb.prompt import CountTokens, PromptConfig, checkpoint_prompt_config, token_counter
 from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed
-from rmsweb.runs import RunWriter
+from rmsweb.runs import RunFolder, RunWriter
 
+C = TypeVar("C")
 R = TypeVar("R")
+OWN_VERDICTS = ("check", "rule")  # judgements of the site and of the rule "no done", which no judge changes
 MAX_TRIES = 3  # of a job whose browser died
 MAX_FAILURES_IN_A_ROW = 10
 
@@ -63,6 +66,8 @@ class Outcome:
         """Say on stderr which jobs are unfinished; 1 where there are some."""
         for name, problem in self.failed.items():
             print(f"{kind} {name} is unfinished: {problem}", file=sys.stderr)
+        if self.failed:
+            print(f"{len(self.failed)} unfinished; --resume goes on with them", file=sys.stderr)
         return 1 if self.failed else 0
 
 
@@ -119,32 +124,57 @@ async def run_jobs(
 
     Args: jobs: by name, which is fit for a file name.
     """
-    outcome, queue, stack = Outcome(), iter(jobs.items()), AsyncExitStack()
+    stack = AsyncExitStack()
     slots = [_Slot(launch, stack) for _ in range(-(-concurrency // sessions_per_browser))]
-    in_a_row = 0
 
-    async def work(slot: _Slot) -> None:
+    async def run(number: int, name: str) -> str | None:
+        return await _try(name, jobs[name], slots[number % len(slots)], open_session)
+
+    async with stack:
+        failed = await work_off(jobs, run, concurrency=concurrency, on_done=on_done)
+    return Outcome(failed, sum(slot.restarts for slot in slots))
+
+
+async def work_off(
+    names: Iterable[str],
+    run: Callable[[int, str], Awaitable[str | None]],
+    *,
+    concurrency: int,
+    on_done: Callable[[], object] = lambda: None,
+) -> dict[str, str]:
+    """Call `run(number of the worker, name)` for each name, and return why those that failed did.
+
+    A ConnectionError fails one name, and ten in a row all of them; what an endpoint refused is no sign that
+    it is gone. Other exceptions end everything.
+    """
+    failed: dict[str, str] = {}
+    queue, in_a_row = iter(names), 0
+
+    async def work(number: int) -> None:
         nonlocal in_a_row
-        for name, job in queue:  # one iterator for all workers: whoever is free takes the next job
+        for name in queue:  # one iterator for all workers: whoever is free takes the next name
+            refused = False
             try:
-                problem = await _try(name, job, slot, open_session)
+                problem = await run(number, name)
             except ConnectionError as error:
-                if in_a_row + 1 >= MAX_FAILURES_IN_A_ROW:
+                refused = isinstance(error, ChatRefused)
+                if not refused and in_a_row + 1 >= MAX_FAILURES_IN_A_ROW:
                     raise
                 problem = str(error)
-            in_a_row = 0 if problem is None else in_a_row + 1
-            if problem is not None:
-                outcome.failed[name] = problem
+            if problem is None:
+                in_a_row = 0
+            else:
+                in_a_row += not refused
+                failed[name] = problem
             on_done()
 
     try:
-        async with stack, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             for number in range(concurrency):
-                group.create_task(work(slots[number % len(slots)]))
+                group.create_task(work(number))
     except BaseExceptionGroup as errors:  # the first one is why the others were cancelled
         raise errors.exceptions[0] from None
-    outcome.browser_restarts = sum(slot.restarts for slot in slots)
-    return outcome
+    return failed
 
 
 def browser_pool(
@@ -164,7 +194,7 @@ def browser_pool(
     return (lambda: Browser.launch(options)), open_session
 
 
-# ---------------------------------------------------------------------------------------------- the episodes
+# ---------------------------------------------------------------------------------------- settings of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +216,10 @@ class Actor:
 class EpisodeConfig(Config):
     """Episodes: of which tasks, how long, how many at a time."""
 
-    tasks: Path = opt(help="task file: records.Task as JSONL (python -m rmsweb.playground tasks writes some)")
+    tasks: Path = opt(
+        help='task file: JSON lines of {"task_id": ..., "text": ..., "start_url": ...}, or what '
+        "python -m rmsweb.playground tasks writes"
+    )
     out: Path = opt(help="run folder to write")
     split: Split = opt(
         "train",
@@ -205,14 +238,19 @@ class EpisodeConfig(Config):
     )
     tokenizer: Path | None = opt(
         None,
-        "checkpoint folder whose tokenizer counts the prompt budget of an endpoint; without it an upper "
-        "estimate",
+        "checkpoint folder behind an endpoint: its tokenizer counts the prompt budget (without it an upper "
+        "estimate), and its prompt configuration is used",
         paper="Qwen3-VL's",
     )
     judge: JudgeConfig = part(JudgeConfig)
     seed: int = opt(0, "seed; every policy call carries one derived from (seed, task, arm, round, run)")
     resume: bool = opt(
         False, "go on with the run in --out; finished episodes are kept, nothing is written twice"
+    )
+    rejudge: bool = opt(
+        False,
+        "ask the judge again about the runs in --out that a judge has decided, and rewrite what follows from "
+        "the verdicts; no browser, no policy, and all flags but the judge's come from the run",
     )
 
     def load_tasks(self) -> list[Task]:
@@ -226,13 +264,77 @@ class EpisodeConfig(Config):
         return Actor(
             policy=endpoint,
             name=endpoint.model,
-            prompt_config=load_prompt_config(self.prompt_config),
+            prompt_config=checkpoint_prompt_config(self.tokenizer, self.prompt_config),
             count_tokens=token_counter(self.tokenizer),
             extraction=extraction,
         )
 
 
-MAY_DIFFER = ("policy_url", "judge_url", "concurrency", "sessions_per_browser", "headless")
+JUDGE_FLAGS = tuple(flat(JudgeConfig()))
+MAY_DIFFER = ("policy_url", *JUDGE_FLAGS, "concurrency", "sessions_per_browser", "headless")
+
+
+def parse_run_config(cls: type[C], argv: Sequence[str] | None, *, prog: str) -> C:
+    """Make a script's config from its flags; with --rejudge, what is not given is as the run in --out has it.
+
+    Raises FileNotFoundError where no run is.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--rejudge", action="store_true")
+    first.add_argument("--out", type=Path)
+    known, _ = first.parse_known_args(argv)
+    stored: list[str] = []
+    if known.rejudge and known.out:
+        values = RunFolder(known.out).json("config.json")
+        if not values:
+            raise FileNotFoundError(f"--rejudge: no run in {known.out} (config.json is missing)")
+        stored = argv_of(cls, values)
+    return parse_config(cls, [*stored, *argv], prog=prog)
+
+
+# ------------------------------------------------------------------------------------ judging stored episodes
+
+
+@contextmanager
+def stored_run(config: EpisodeConfig) -> Iterator[RunWriter]:
+    """Open the run in --out to judge it again, and note with which judge."""
+    if not config.judge.url:
+        raise ValueError("--rejudge needs --judge-url")
+    with RunWriter(config.out) as folder:
+        folder.repair()
+        folder.write_json("config.json", folder.json("config.json") | flat(config.judge))
+        yield folder
+
+
+async def judge_stored(config: EpisodeConfig, folder: RunWriter) -> dict[str, str]:
+    """Judge this rank's stored episodes that have no verdict, with --rejudge also those that a judge decided.
+
+    Return why the others of them have none. Verdicts of a site's own check and of the rule stay.
+    """
+    again, verdicts = config.rejudge, folder.judgements()
+    chosen = [
+        name
+        for name in folder.own_episodes()
+        if name not in verdicts or (again and verdicts[name].judge not in OWN_VERDICTS)
+    ]
+    judge = config.judge.ask(folder.path, config.concurrency, cached=not again)
+    if judge is None:
+        return dict.fromkeys(chosen, "no verdict so far: give --judge-url")
+
+    async def run(_: int, name: str) -> None:
+        folder.judge_again(await judge_run(folder.trajectory(name), None, judge))
+
+    async with judge:
+        failed = await work_off(chosen, run, concurrency=config.concurrency)
+    if again and rank() == 0:
+        kept = Counter(verdict.judge for verdict in verdicts.values() if verdict.judge in OWN_VERDICTS)
+        own = ", ".join(f"{count} by {name}" for name, count in kept.items()) or "none"
+        print(f"judged {len(chosen) - len(failed)} runs again; verdicts that no judge gave stay: {own}")
+    return failed
+
+
+# -------------------------------------------------------------------------------------------- new episodes
 
 
 @dataclass(kw_only=True)
@@ -249,13 +351,14 @@ class Episodes:
     counts: Counter[str] = field(default_factory=Counter, init=False)  # shown beside the progress bar
     bar: Any = field(init=False)
     judge: Endpoint | None = field(init=False)
+    unjudged: dict[str, Exception] = field(default_factory=dict, init=False)  # why an episode has no verdict
 
     async def run(self, jobs: Mapping[str, Job], *, total: int, label: str) -> Outcome:
         """Run the jobs of this process, which has `total` with those that were finished before."""
         config, prompt_config = self.config, self.actor.prompt_config
         write_json(self.folder.path / "prompt_config.json", prompt_config)
         async with AsyncExitStack() as stack:
-            self.judge = config.judge.open(self.folder.path, config.concurrency)
+            self.judge = config.judge.ask(self.folder.path, config.concurrency)
             if self.judge:
                 await stack.enter_async_context(self.judge)
             await self.environment.start()
@@ -278,10 +381,11 @@ class Episodes:
 
     async def attempt(
         self, worker: Worker, task: Task, *, round: int = 1, run: int = 0, guide: str | None = None
-    ) -> tuple[Trajectory, Judgement]:
+    ) -> tuple[Trajectory, Judgement | None]:
         """Run and judge one episode: by the environment's own check, else by the outcome judge.
 
-        Its id and its seed follow from (task, arm, round, run).
+        Its id and its seed follow from (task, arm, round, run). Where the judge fails there is no judgement,
+        and `commit` says why.
         """
         actor, environment, session = self.actor, self.environment, worker.session
         start_url = await environment.reset(session, task)
@@ -310,9 +414,18 @@ class Episodes:
             count_tokens=actor.count_tokens,
             on_step=self._on_step,
         ).run(start_url)
-        return trajectory, await judge_run(
-            trajectory, partial(environment.check, session, trajectory), self.judge
-        )
+        try:
+            check = partial(environment.check, session, trajectory)
+            return trajectory, await judge_run(trajectory, check, self.judge)
+        except (ChatError, ChatConfigError) as error:
+            self.unjudged[trajectory.trajectory_id] = error
+            return trajectory, None
+
+    def commit(self, trajectory: Trajectory, judgement: Judgement | None) -> None:
+        """Write an episode; raise the judge's error where there is no judgement, once the episode is kept."""
+        self.folder.commit(trajectory, judgement)
+        if judgement is None:
+            raise self.unjudged.pop(trajectory.trajectory_id)
 
     def _on_step(self) -> None:
         self.counts["steps"] += 1
