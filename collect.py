@@ -19,19 +19,17 @@ from rmsweb.collection.loop import Attempt, LoopConfig, collect_task, reflect, y
 from rmsweb.config import Config as BaseConfig
 from rmsweb.config import flat, main_guard, opt, part, rank, shard
 from rmsweb.jsonl import write_records
-from rmsweb.llm import Endpoint, EndpointConfig
+from rmsweb.llm import Endpoint, RoleConfig
 from rmsweb.playground.environment import ENVIRONMENTS, Place
+from rmsweb.pool import Job, Outcome, Worker
 from rmsweb.prompt import CountTokens, PromptConfig, load_prompt_config, token_counter
 from rmsweb.records import Judgement, Policy, StepSample, Task, Trajectory, derive_seed, is_success
 from rmsweb.runner import (
-    MAY_DIFFER,
     Actor,
     EpisodeConfig,
     Episodes,
-    Job,
-    Outcome,
-    Worker,
     judge_stored,
+    open_run,
     parse_run_config,
     stored_run,
     when_complete,
@@ -40,19 +38,16 @@ from rmsweb.runs import RunWriter
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherConfig(EndpointConfig):
+class TeacherConfig(RoleConfig):
     """Teacher."""
 
     role: ClassVar[str] = "teacher"
     prefix: ClassVar[str] = "policy_"
     model: str = opt("gpt-5.1", "the teacher's model name", paper="GPT-5.1")
-    temperature: float | None = opt(
-        None, "sampling temperature; without it the endpoint's own", paper="not stated", at_least=0
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReflectionConfig(EndpointConfig):
+class ReflectionConfig(RoleConfig):
     """Reflection handler; what is not given is the teacher's."""
 
     role: ClassVar[str] = "reflection"
@@ -60,7 +55,7 @@ class ReflectionConfig(EndpointConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractionConfig(EndpointConfig):
+class ExtractionConfig(RoleConfig):
     """What answers extract_structured_data; what is not given is the teacher's."""
 
     role: ClassVar[str] = "extraction"
@@ -93,7 +88,7 @@ class Config(BaseConfig):
 def open_roles(config: Config) -> dict[str, Endpoint]:
     """Return the endpoints of teacher, reflection handler and extraction; nothing is sent yet."""
     root, concurrency, teacher = config.episodes.out, config.episodes.concurrency, config.teacher
-    roles = {"teacher": teacher.open(root, concurrency, temperature=teacher.temperature)}
+    roles = {"teacher": teacher.open(root, concurrency)}
     for helper in (config.reflection, config.extraction):
         own = helper.or_else(teacher)
         roles[helper.role] = own.open(root, concurrency, shares_key=own.url == teacher.url)
@@ -218,8 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     actor = own.actor(roles["teacher"], extraction=roles["extraction"])
     tasks = own.load_tasks()
     free = ("reflection_url", "extraction_url", "limit", *flat(config.filter))
-    with RunWriter(own.out, config, resume=own.resume, may_differ=(*MAY_DIFFER, *free)) as folder:
-        folder.repair()
+    with open_run(config, own, free) as folder:
         return asyncio.run(collect(config, folder, tasks, roles, actor))
 
 

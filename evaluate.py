@@ -21,19 +21,17 @@ from rmsweb.config import main_guard, opt, part, rank, shard
 from rmsweb.evaluation.figures import read_rows, summarize
 from rmsweb.llm import EndpointConfig
 from rmsweb.playground.environment import ENVIRONMENTS, Place
+from rmsweb.pool import Job, Outcome, Worker
 from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Task
 from rmsweb.report.page import terminal_table
 from rmsweb.runner import (
-    MAY_DIFFER,
     Actor,
     EpisodeConfig,
     Episodes,
-    Job,
-    Outcome,
-    Worker,
     attempt_id,
     judge_stored,
+    open_run,
     parse_run_config,
     stored_run,
     when_complete,
@@ -250,9 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if own.rejudge:
         with stored_run(own) as folder:
             return asyncio.run(rejudge(config, folder))
-    tasks, free = own.load_tasks(), (*MAY_DIFFER, "prices", "threads")
-    with RunWriter(own.out, config, resume=own.resume, may_differ=free) as folder:
-        folder.repair()
+    tasks = own.load_tasks()
+    with open_run(config, own, ("prices", "threads")) as folder:
         return asyncio.run(evaluate(config, folder, tasks))
 
 

@@ -97,11 +97,11 @@ async def run(config: Config) -> int:
     """Mine the pool and write the run folder."""
     prompt_config = shared_prompt_config(config.pool)
     checkpoint_prompt_config(config.tokenizer, config.pool[0] / "prompt_config.json")
-    runs = list(progress(read_runs(config.pool, config.split, prompt_config), label="runs"))
-    if not runs:
-        raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
-    render = renderer(config, prompt_config)
     with RunWriter(config.out, config, resume=config.resume) as folder:
+        runs = list(progress(read_runs(config.pool, config.split, prompt_config), label="runs"))
+        if not runs:
+            raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
+        render = renderer(config, prompt_config)
         write_json(folder.path / "prompt_config.json", prompt_config)
         async with AsyncExitStack() as stack:
             judge = config.judge.ask(folder.path, config.concurrency)

@@ -1,33 +1,30 @@
-"""Episodes in real browsers: a pool of browsers over jobs, and the judged episode that collection and
-evaluation share.
+"""Episodes: the judged episode that collection and evaluation share, and judging stored ones again.
 
-Purpose: App. A runs 16 episodes at a time in real browsers. A job is an async function that gets a `Worker`
-(its session) and writes what it has to write; `run_jobs` starts browsers, replaces dead ones, and keeps going
-when a single job cannot be finished. `Episodes` is what a script hands its policy, its environment and its
-run folder to.
+Purpose: `Episodes` is what a script hands its policy, its environment and its run folder to; it runs them on
+the pool of browsers. `judge_stored` needs neither.
 """
 
 import argparse
-import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rmsweb.agent import Episode
-from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
+from rmsweb.browser.chromium import Browser, BrowserOptions, find_chromium
 from rmsweb.browser.session import Session
 from rmsweb.config import Config, argv_of, flat, opt, parse_config, part, progress, rank
 from rmsweb.evaluation.environments import Environment
 from rmsweb.evaluation.judges import JudgeConfig, judge_run
 from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.jsonl import write_json
-from rmsweb.llm import ChatConfigError, ChatError, ChatRefused, Endpoint
+from rmsweb.llm import ChatConfigError, ChatError, Endpoint
+from rmsweb.pool import Job, Launch, OpenSession, Outcome, Worker, run_jobs, work_off
 from rmsweb.prompt import CountTokens, PromptConfig, checkpoint_prompt_config, token_counter
 from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed
 from rmsweb.runs import RunFolder, RunWriter
@@ -35,146 +32,6 @@ from rmsweb.runs import RunFolder, RunWriter
 C = TypeVar("C")
 R = TypeVar("R")
 OWN_VERDICTS = ("check", "rule")  # judgements of the site and of the rule "no done", which no judge changes
-MAX_TRIES = 3  # of a job whose browser died
-MAX_FAILURES_IN_A_ROW = 10
-
-Launch = Callable[[], AbstractAsyncContextManager[Any]]
-OpenSession = Callable[[Any, str], Awaitable[Any]]  # (browser, name of the job) -> session with `close`
-
-# ------------------------------------------------------------------------------------------------- the pool
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """What a job gets: a new session, and whether it is run for the last time."""
-
-    session: Any
-    last_try: bool
-
-
-Job = Callable[[Worker], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of the jobs: the reason for each that was not finished, and how often a browser died."""
-
-    failed: dict[str, str] = field(default_factory=dict)
-    browser_restarts: int = 0
-
-    def exit_code(self, kind: str) -> int:
-        """Say on stderr which jobs are unfinished; 1 where there are some."""
-        for name, problem in self.failed.items():
-            print(f"{kind} {name} is unfinished: {problem}", file=sys.stderr)
-        if self.failed:
-            print(f"{len(self.failed)} unfinished; --resume goes on with them", file=sys.stderr)
-        return 1 if self.failed else 0
-
-
-class _Slot:
-    """A browser that several workers share, started when first needed; its sessions restart a dead one."""
-
-    def __init__(self, launch: Launch, stack: AsyncExitStack) -> None:
-        self._launch, self._stack, self._lock = launch, stack, asyncio.Lock()
-        self._browser: Any = None
-
-    async def browser(self) -> Any:
-        """Return the browser."""
-        async with self._lock:
-            if self._browser is None:
-                self._browser = await self._stack.enter_async_context(self._launch())
-            return self._browser
-
-    @property
-    def restarts(self) -> int:
-        """How often the browser was started again."""
-        return self._browser.restarts if self._browser else 0
-
-
-async def _try(name: str, job: Job, slot: _Slot, open_session: OpenSession) -> str | None:
-    """Run a job, again in a fresh session where the browser died; return why it failed."""
-    for number in range(1, MAX_TRIES + 1):
-        try:
-            session = await open_session(await slot.browser(), name)
-            try:
-                await job(Worker(session, number == MAX_TRIES))
-                return None
-            finally:
-                await session.close()
-        except BrowserDied as error:
-            problem = f"the browser died {number} times: {error}"
-    return problem
-
-
-async def run_jobs(
-    jobs: Mapping[str, Job],
-    *,
-    launch: Launch,
-    open_session: OpenSession,
-    concurrency: int,
-    sessions_per_browser: int,
-    on_done: Callable[[], object] = lambda: None,
-) -> Outcome:
-    """Run the jobs, `concurrency` at a time, and return what became of them; call `on_done` after each.
-
-    A job that raises BrowserDied runs again in a fresh session, three times in all. A job that raises
-    ConnectionError (an endpoint that does not answer) is left for a later --resume; ten such in a row end the
-    run with the last error. Other exceptions are the user's or ours and end the run at once. Cancelling
-    (SIGINT) closes the browsers; what was written stays.
-
-    Args: jobs: by name, which is fit for a file name.
-    """
-    stack = AsyncExitStack()
-    slots = [_Slot(launch, stack) for _ in range(-(-concurrency // sessions_per_browser))]
-
-    async def run(number: int, name: str) -> str | None:
-        return await _try(name, jobs[name], slots[number % len(slots)], open_session)
-
-    async with stack:
-        failed = await work_off(jobs, run, concurrency=concurrency, on_done=on_done)
-    return Outcome(failed, sum(slot.restarts for slot in slots))
-
-
-async def work_off(
-    names: Iterable[str],
-    run: Callable[[int, str], Awaitable[str | None]],
-    *,
-    concurrency: int,
-    on_done: Callable[[], object] = lambda: None,
-) -> dict[str, str]:
-    """Call `run(number of the worker, name)` for each name, and return why those that failed did.
-
-    A ConnectionError fails one name, and ten in a row all of them; what an endpoint refused is no sign that
-    it is gone. Other exceptions end everything.
-    """
-    failed: dict[str, str] = {}
-    queue, in_a_row = iter(names), 0
-
-    async def work(number: int) -> None:
-        nonlocal in_a_row
-        for name in queue:  # one iterator for all workers: whoever is free takes the next name
-            refused = False
-            try:
-                problem = await run(number, name)
-            except ConnectionError as error:
-                refused = isinstance(error, ChatRefused)
-                if not refused and in_a_row + 1 >= MAX_FAILURES_IN_A_ROW:
-                    raise
-                problem = str(error)
-            if problem is None:
-                in_a_row = 0
-            else:
-                in_a_row += not refused
-                failed[name] = problem
-            on_done()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for number in range(concurrency):
-                group.create_task(work(number))
-    except BaseExceptionGroup as errors:  # the first one is why the others were cancelled
-        raise errors.exceptions[0] from None
-    return failed
 
 
 def browser_pool(
@@ -270,8 +127,20 @@ class EpisodeConfig(Config):
         )
 
 
-JUDGE_FLAGS = tuple(flat(JudgeConfig()))
-MAY_DIFFER = ("policy_url", *JUDGE_FLAGS, "concurrency", "sessions_per_browser", "headless")
+MAY_DIFFER = ("policy_url", *flat(JudgeConfig()), "concurrency", "sessions_per_browser", "headless")
+
+
+@contextmanager
+def open_run(config: Config, own: EpisodeConfig, free: Sequence[str] = ()) -> Iterator[RunWriter]:
+    """Make the run folder of a script, or open it again; values of the flags `free` may differ then."""
+    with RunWriter(own.out, config, resume=own.resume, may_differ=(*MAY_DIFFER, *free)) as folder:
+        folder.repair()
+        try:
+            yield folder
+        except KeyboardInterrupt:
+            finished = len(folder.finished())
+            print(f"{own.out} holds {finished} finished episodes; --resume goes on", file=sys.stderr)
+            raise
 
 
 def parse_run_config(cls: type[C], argv: Sequence[str] | None, *, prog: str) -> C:

@@ -300,7 +300,7 @@ def test_each_role_has_a_key_of_its_own(role: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_role_at_anothers_url_has_the_others_key_and_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a URL of its own it has the other's endpoint, key and fields; a foreign URL gets none of them."""
+    """Without a URL of its own it has the other's endpoint, key and fields; a foreign URL gets none."""
     monkeypatch.setenv("RMSWEB_TEACHER_API_KEY", "teachers")
     monkeypatch.setenv(ANY_KEY, "common")
     teacher = Main(url="http://a/v1", model="t", extra={"x": 1}, length_field="limit")

@@ -2,19 +2,24 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from chat_server import Answer, ChatServer, chat_server, completion, refusal
-from fake_world import TASK, trajectory
+from fake_world import TASK, CountingSession, done, trajectory
+from fake_world import answer as says_agent
 
 import collect
 import evaluate
+import mine
 from rmsweb.config import flat, parse_config
 from rmsweb.jsonl import write_json
+from rmsweb.llm import ChatConfigError
 from rmsweb.prompt import PromptConfig
 from rmsweb.records import Judgement, Source, Trajectory, Verdict
 from rmsweb.runs import RunFolder, RunWriter
@@ -32,6 +37,10 @@ def server() -> Iterator[ChatServer]:
 
     def answer(body: dict[str, Any], number: int) -> Answer:
         text = json.dumps(body["messages"])
+        if body["model"] == "agent":
+            return completion(says_agent(done()))
+        if body["model"] == "coach":
+            return completion("Take the other way.")
         return next((found for words, found in SAYS.items() if words in text), says("success"))
 
     SAYS.clear()
@@ -162,3 +171,114 @@ def test_what_rejudging_needs_is_named(tmp_path: Path) -> None:
         folder.write_json("config.json", flat(parse_config(evaluate.Config, argv)))
     with pytest.raises(ValueError, match="--judge-url"):
         evaluate.main(["--rejudge", "--out", str(tmp_path)])
+
+
+# ---------------------------------------------------------------------------------------- while a run goes on
+
+
+@pytest.fixture
+def world(server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The flags of a run of two tasks of the web, in sessions without a browser."""
+
+    @asynccontextmanager
+    async def launch() -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(restarts=0)
+
+    async def open_session(browser: object, name: str) -> CountingSession:
+        return CountingSession()
+
+    monkeypatch.setattr("rmsweb.runner.browser_pool", lambda *_, **__: (launch, open_session))
+    monkeypatch.setattr("rmsweb.runner.find_chromium", lambda: None)
+    monkeypatch.setattr("rmsweb.llm.Endpoint.max_attempts", 1)
+    tasks = [{"task_id": name, "text": f"do {name}."} for name in ("open", "late")]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    flags = {"tasks": tmp_path / "tasks.jsonl", "out": tmp_path / "run", "policy-url": server.url}
+    flags |= {"policy-model": "agent", "environment": "live", "judge-url": server.url, "concurrency": 1}
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def asked(server: ChatServer, model: str) -> int:
+    return sum(request["model"] == model for request in server.requests)
+
+
+@pytest.mark.parametrize("answer", [refusal(400), refusal(500), completion("")])
+def test_a_run_without_verdict_is_kept_and_judged_at_the_next_start(
+    answer: Answer, world: list[str], server: ChatServer, tmp_path: Path
+) -> None:
+    """The other runs go on; the next start asks the judge alone, which may be another one."""
+    SAYS["do open."] = answer
+    assert evaluate.main([*world, "--runs=1"]) == 1
+    summary = RunFolder(tmp_path / "run").json("summary.json")
+    assert (summary["unjudged"], summary["missing"], summary["pass1"]) == (1, 0, 1.0)
+    episodes = asked(server, "agent")
+    SAYS.clear()
+    assert evaluate.main([*world, "--runs=1", "--resume", "--judge-model=other"]) == 0
+    summary = RunFolder(tmp_path / "run").json("summary.json")
+    assert (summary["unjudged"], summary["runs"], summary["pass1"]) == (0, 2, 1.0)
+    assert (asked(server, "agent"), asked(server, "other")) == (episodes, 1)
+
+
+def test_a_judge_whose_key_is_wrong_ends_the_run_and_loses_no_episode(
+    world: list[str], tmp_path: Path
+) -> None:
+    """The first episode is on disk when the run ends with the variable's name."""
+    SAYS["do "] = refusal(401)
+    with pytest.raises(ChatConfigError, match="RMSWEB_JUDGE_API_KEY"):
+        evaluate.main([*world, "--runs=1"])
+    assert len(RunFolder(tmp_path / "run").finished()) == 1
+    SAYS.clear()
+    assert evaluate.main([*world, "--runs=1", "--resume"]) == 0
+
+
+def test_a_collected_attempt_without_verdict_waits_with_its_guide(
+    world: list[str], server: ChatServer, tmp_path: Path
+) -> None:
+    """Its task has no further round before it is judged; the guide for that round is not lost."""
+    flags = [*world, "--reflection-model=coach", "--rounds=2"]
+    SAYS["do open."] = refusal(500)
+    assert collect.main(flags) == 1
+    folder = RunFolder(tmp_path / "run")
+    assert folder.json("summary.json")["rejected"]["unjudged"] == 1
+    assert sorted(folder.finished()) == [
+        "late.reflection.r1.n0",
+        "late.reflection.r2.n0",
+        "open.reflection.r1.n0",
+    ]
+    SAYS["do open."] = says("not_success")
+    assert collect.main([*flags, "--resume"]) == 0
+    folder = RunFolder(tmp_path / "run")
+    assert folder.trajectory("open.reflection.r2.n0").guide_in == "Take the other way."
+    assert "unjudged" not in folder.json("summary.json")["rejected"]
+
+
+def test_an_interruption_says_how_much_is_on_disk(
+    world: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The number is that of the finished episodes, none included."""
+
+    async def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main(world)
+    assert "holds 0 finished episodes; --resume goes on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        (evaluate, ("POLICY", "JUDGE")),
+        (collect, ("TEACHER", "REFLECTION", "EXTRACTION", "JUDGE")),
+        (mine, ("FAILURE_JUDGE",)),
+    ],
+)
+def test_help_names_the_variables_of_the_keys(
+    script: Any, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each role of the script has its own, and no heading ends in two signs."""
+    with pytest.raises(SystemExit):
+        script.main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"RMSWEB_{name}_API_KEY, else" in shown for name in names)
+    assert ".:" not in shown

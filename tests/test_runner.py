@@ -11,7 +11,8 @@ import pytest
 
 from rmsweb.browser.chromium import BrowserDied
 from rmsweb.llm import ChatRefused
-from rmsweb.runner import EpisodeConfig, Job, Outcome, Worker, run_jobs
+from rmsweb.pool import Job, Outcome, Worker, run_jobs
+from rmsweb.runner import EpisodeConfig
 
 
 class FakeBrowser:

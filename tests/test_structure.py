@@ -21,7 +21,7 @@ SCRIPTS = ("collect", "train_sft", "mine", "train_rl", "evaluate")
 # Floors of the house, from the ground up: a room imports rooms of lower floors, and of its own floor those
 # that stand before it. A pattern with a star names the rest of its folder, whose rooms may import each other.
 FLOORS = (
-    "jsonl records config stats similarity pictures llm",
+    "jsonl records config stats similarity pictures answers llm",
     "browser.actions browser.state browser.*",
     "prompt",
     "agent",
@@ -31,7 +31,7 @@ FLOORS = (
     "engine.attention engine.lora engine.packing engine.patches engine.policy engine.sampler engine.serve "
     "engine.distributed engine.checkpoints engine.training engine.plan",
     "salvage.states salvage.dynamics salvage.step salvage.work",
-    "evaluation.tasks evaluation.environments evaluation.judges evaluation.figures runner",
+    "evaluation.tasks evaluation.environments evaluation.judges evaluation.figures pool runner",
     "collection.filters collection.loop",
     "report.*",
     "playground.*",

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from rmsweb.config import opt
 from rmsweb.evaluation.environments import Environment
 from rmsweb.jsonl import dumps
-from rmsweb.llm import UNFINISHED, ChatRefused, Endpoint, EndpointConfig
+from rmsweb.llm import UNFINISHED, ChatRefused, Endpoint, RoleConfig
 from rmsweb.mining.taxonomy import CATEGORIES, MODES, Label
 from rmsweb.prompt import request
 from rmsweb.records import Judgement, Message, Policy, Trajectory, Usage, Verdict, derive_seed, sha256_text
@@ -29,7 +29,7 @@ VERDICTS: tuple[Verdict, ...] = ("success", "not_success", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeConfig(EndpointConfig):
+class JudgeConfig(RoleConfig):
     """Outcome judge."""
 
     role: ClassVar[str] = "judge"
@@ -37,7 +37,7 @@ class JudgeConfig(EndpointConfig):
     url: str | None = opt(None, "endpoint of the outcome judge, for tasks without a check of their own")
     model: str = opt("gpt-4o", "model of the outcome judge", paper="GPT-4o")
     temperature: float | None = opt(
-        0.0, "sampling temperature of the judge; none leaves it out, as some models ask for", at_least=0
+        0.0, "sampling temperature; none leaves the field out, as some models ask for", at_least=0
     )
 
     def check_place(self, place: str, environment: type[Environment]) -> None:
@@ -49,7 +49,7 @@ class JudgeConfig(EndpointConfig):
         """Return the judge of the run in folder `root`, None without a URL; its replies are cached there."""
         if not self.url:
             return None
-        judge = self.open(root, concurrency, temperature=self.temperature)
+        judge = self.open(root, concurrency)
         judge.cache = root / "cache" if cached else None
         return judge
 
