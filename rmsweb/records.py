@@ -363,6 +363,7 @@ class AuditRow:
     why: str = ""
     opinions: tuple[str, ...] = ()  # the rules', the judge's and the review's label, with their reasons
     others: tuple[str, ...] = ()  # decisions of other steps that were candidates too
+    rejected: tuple[Action, ...] = ()  # failing actions on the success's page; empty where they do not fit
 
 
 # ----------------------------------------------------------------------------------------- what records say

@@ -27,12 +27,12 @@ FLOORS = (
     "agent",
     "runs",
     "mining.taxonomy mining.alignment mining.divergence mining.search mining.corpus",
-    "salvage.reward salvage.gating salvage.objective",
+    "salvage.reward salvage.gating salvage.objective hooks",
     "engine.attention engine.lora engine.packing engine.patches engine.policy engine.sampler engine.serve "
     "engine.distributed engine.checkpoints engine.training engine.plan",
     "salvage.states salvage.dynamics salvage.step salvage.work",
     "evaluation.tasks evaluation.environments evaluation.judges evaluation.figures pool runner",
-    "collection.filters collection.loop",
+    "collection.filters collection.loop collection.contamination collection.exporters",
     "report.*",
     "playground.*",
 )
@@ -62,10 +62,11 @@ TORCH_ROOMS = (
 # signs.
 # The plan was 15,500 for the engine, 27,500 for the browser, 25,000 for the rest and 86,000 in all. The
 # rooms were at 15,516, 28,300, 30,120 and 90,350 once they followed the stages; the whole was 99,260 before.
-# What exact similarity, files of strangers and a server's odd answers need came on top. They must not grow
-# without a reason.
-BUDGETS = {"salvage": 9_500, "scripts": 8_500, "engine": 15_600, "browser": 28_400, "rest": 32_200}
-ALL_WINGS = 92_800
+# What exact similarity, files of strangers and a server's odd answers need came on top (32,100 and 92,750),
+# then the divergence search (2,100), and what opens the house to others: exporters, hooks, contamination
+# check (4,400). With all stages of the plan the whole shall stay below 106,000.
+BUDGETS = {"salvage": 9_500, "scripts": 8_500, "engine": 15_600, "browser": 28_400, "rest": 39_200}
+ALL_WINGS = 99_900
 PLAYGROUND = 22_000
 LAYOUT_TOKENS = {
     tokenize.COMMENT,

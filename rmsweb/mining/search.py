@@ -30,8 +30,17 @@ from rmsweb.mining.alignment import (
     category_score,
 )
 from rmsweb.mining.divergence import candidates, in_order
-from rmsweb.mining.taxonomy import BROKEN_ENDS, Features, Label, features, rule_label, say
-from rmsweb.records import AuditRow, MinedState, Scores, StepSample, sha256_text
+from rmsweb.mining.taxonomy import (
+    BROKEN_ENDS,
+    INDEX_PARAMS,
+    Features,
+    Label,
+    features,
+    name_of,
+    rule_label,
+    say,
+)
+from rmsweb.records import Action, AuditRow, Element, MinedState, Scores, Step, StepSample, sha256_text
 
 W_STATE, W_ACTION, W_CATEGORY = 0.50, 0.25, 0.25  # App. K
 MIN_TOTAL, MIN_CATEGORY = 0.62, 0.45  # App. K
@@ -221,10 +230,34 @@ def _found(
             why=f"{say(won.moves)} instead of {say(lost.moves)}",
             opinions=tuple(map(str, opinions)),
             others=tuple(others),
+            rejected=transplant(lost.step, won.step),
         ),
         success=pair.success,
         failure=pair.failure,
     )
+
+
+def transplant(source: Step, target: Step) -> tuple[Action, ...]:
+    """Return the executed actions of a step as they would be written on another step's page.
+
+    Elements are found by (tag, name). Empty where the page has no such element, or two of them.
+    """
+    moved = []
+    for action, _ in source.executed:
+        params = dict(action.params)
+        for name in INDEX_PARAMS:
+            if params.get(name) is not None:
+                wanted = [_named(node) for node in source.observation.nodes if node.index == params[name]]
+                fits = [node.index for node in target.observation.nodes if _named(node) in wanted]
+                if len(fits) != 1 or fits[0] is None:
+                    return ()
+                params[name] = fits[0]
+        moved.append(Action(name=action.name, params=params))
+    return tuple(moved)
+
+
+def _named(node: Element) -> tuple[str, str] | None:
+    return (node.tag, name_of(node)) if node.index is not None else None
 
 
 def _side(name: str, run: AlignedRun, aligned: AlignedStep) -> dict[str, Any]:
