@@ -136,10 +136,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object that a flag gives; ValueError for anything else."""
-    found = json.loads(text)
+    """Return the JSON object that a flag gives."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
     if not isinstance(found, dict):
-        raise ValueError(f"{text}: expected a JSON object")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a JSON object")
     return found
 
 
@@ -208,7 +211,7 @@ def argv_of(cls: Any, values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             argv.append(flag(name if value else f"no_{name}"))
         elif isinstance(value, list):
-            argv += [flag(name), *map(str, value)]
+            argv += [flag(name), *map(str, value)] if value else []
         elif value is not None:
             argv.append(f"{flag(name)}={json.dumps(value) if isinstance(value, dict) else value}")
         elif name in values and hint in (int | None, float | None):

@@ -146,13 +146,14 @@ def _agreed(files: Sequence[Path]) -> PromptConfig:
 
 
 def checkpoint_prompt_config(checkpoint: Path | None, given: Path | None) -> PromptConfig:
-    """Return the configuration of a checkpoint folder, and of the file `given`, which must agree.
+    """Return the configuration beside a checkpoint's tokenizer, and in the file `given`, which must agree.
 
-    Without either it is the paper's. Raises ValueError naming the fields in which they differ.
+    `checkpoint` is a folder or its tokenizer.json. Raises ValueError naming the fields that differ.
     """
     files = [given] if given else []
-    if checkpoint and (own := checkpoint / "prompt_config.json").is_file():
-        files.append(own)
+    if checkpoint:
+        own = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "prompt_config.json"
+        files += [own] if own.is_file() else []
     return _agreed(files) if files else PromptConfig()
 
 

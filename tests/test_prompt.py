@@ -286,6 +286,8 @@ def test_a_checkpoint_behind_an_endpoint_brings_its_prompt_config(tmp_path: Path
     assert checkpoint_prompt_config(tmp_path, None) == PromptConfig()
     write_json(tmp_path / "prompt_config.json", SMALL)
     assert checkpoint_prompt_config(tmp_path, None) == SMALL
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert checkpoint_prompt_config(tmp_path / "tokenizer.json", None) == SMALL
     assert checkpoint_prompt_config(tmp_path, tmp_path / "prompt_config.json") == SMALL
     with pytest.raises(ValueError, match="history_steps"):
         checkpoint_prompt_config(tmp_path, other)

@@ -251,6 +251,26 @@ def test_a_collected_attempt_without_verdict_waits_with_its_guide(
     assert "unjudged" not in folder.json("summary.json")["rejected"]
 
 
+def test_every_role_of_a_collection_sends_its_key(
+    world: list[str], server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reflection handler has the teacher's URL, and so the teacher's key until it has one of its own."""
+    for name in ("TEACHER", "JUDGE"):
+        monkeypatch.setenv(f"RMSWEB_{name}_API_KEY", name)
+    SAYS["do "] = says("not_success")
+    flags = [*world, "--reflection-model=coach", "--reflection-temperature=0.3", "--judge-temperature=none"]
+    assert collect.main([*flags, "--rounds=2"]) == 0
+    sent = zip(server.requests, server.headers, strict=True)
+    keys = {(request["model"], headers["authorization"]) for request, headers in sent}
+    assert keys == {("agent", "Bearer TEACHER"), ("coach", "Bearer TEACHER"), ("gpt-4o", "Bearer JUDGE")}
+    temperatures = {request["model"]: request.get("temperature") for request in server.requests}
+    assert temperatures == {"agent": None, "coach": 0.3, "gpt-4o": None}
+    monkeypatch.setenv("RMSWEB_REFLECTION_API_KEY", "own")
+    assert collect.main([*flags, "--rounds=3", f"--out={world[1][6:]}2"]) == 0
+    sent = zip(server.requests, server.headers, strict=True)
+    assert ("coach", "Bearer own") in {(body["model"], headers["authorization"]) for body, headers in sent}
+
+
 def test_an_interruption_says_how_much_is_on_disk(
     world: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
