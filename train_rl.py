@@ -50,7 +50,7 @@ from rmsweb.engine.training import (
 )
 from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split
-from rmsweb.runs import ROLLOUTS, RunFolder, check_out
+from rmsweb.runs import ROLLOUTS, Inputs, RunFolder, check_out
 from rmsweb.salvage.states import SampledGroup, State, check_unique, choose_dev, make_state
 from rmsweb.salvage.step import StepConfig, greedy_rewards, rl_step
 from rmsweb.salvage.work import plan_work
@@ -104,6 +104,12 @@ class Config(TrainerConfig):
     step: StepConfig = part(StepConfig)
     lora: Adapters = part(Adapters)
     optimizer: OptimizerConfig = part(OptimizerConfig, lr=8e-6)
+
+    def inputs(self) -> Inputs:
+        """Return the files that a resumed run must find unchanged, by flag."""
+        tasks = (self.dev_episodes,) if self.dev_episodes else ()
+        own = {"states": self.states, "dev_states": self.dev_states, "dev_episodes": tasks}
+        return {**super().inputs(), **own}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,11 +243,6 @@ def train(config: Config, here: Ranks) -> None:
         evaluate_first=True,
         data=[(item.prompt_key, item.sample.target_text) for item in states],
         may_differ=("max_steps",),
-        inputs={
-            "states": config.states,
-            "dev_states": config.dev_states,
-            "dev_episodes": (config.dev_episodes,) if config.dev_episodes else (),
-        },
     )
     done = trainer.progress
 

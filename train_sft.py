@@ -46,7 +46,7 @@ from rmsweb.engine.training import (
 )
 from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split, StepSample, derive_seed
-from rmsweb.runs import check_out
+from rmsweb.runs import Inputs, check_out
 
 DEV_CHUNK = 64  # dev samples scored at a time
 
@@ -101,6 +101,12 @@ class Config(TrainerConfig):
         0, "steps between training states that --resume goes on from; 0: one an epoch", at_least=0
     )
     lora: Adapters = part(Adapters)
+
+    def inputs(self) -> Inputs:
+        """Return the files that a resumed run must find unchanged, by flag."""
+        given = (self.prompt_config,) if self.prompt_config else ()
+        own = {"samples": self.samples, "dev_samples": self.dev_samples, "prompt_config": given}
+        return {**super().inputs(), **own}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,11 +252,6 @@ def train(config: Config, here: Ranks) -> None:
         best_by="dev_loss",
         better=operator.lt,
         data=[(item.sample_id, item.lengths) for item in items],
-        inputs={
-            "samples": config.samples,
-            "dev_samples": config.dev_samples,
-            "prompt_config": (config.prompt_config,) if config.prompt_config else (),
-        },
     )
     done = trainer.progress
 

@@ -69,6 +69,7 @@ class Reply:
     text: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    usage_unknown: int = 0  # 1 where the endpoint did not say how many tokens those were
     finish_reason: str = "stop"
     model: str = ""
 
@@ -213,6 +214,7 @@ class Usage:
     seed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    usage_unknown: int = 0  # calls whose tokens the endpoint did not report; they are in no sum
     finish_reason: str = ""
     model: str = ""
 
@@ -223,6 +225,7 @@ class Usage:
             seed=seed,
             prompt_tokens=sum(reply.prompt_tokens for reply in replies),
             completion_tokens=sum(reply.completion_tokens for reply in replies),
+            usage_unknown=sum(reply.usage_unknown for reply in replies),
             finish_reason=replies[0].finish_reason,
             model=replies[0].model,
         )

@@ -184,7 +184,8 @@ class RunWriter(RunFolder):
         input has changed.
         """
         super().__init__(path)
-        check_out(path, resume)
+        if config is not None:
+            check_out(path, resume)
         self.inputs = {name: digest(paths) for name, paths in inputs.items() if paths}
         self._started = time.monotonic()
         path.mkdir(parents=True, exist_ok=True)
@@ -271,10 +272,21 @@ class RunWriter(RunFolder):
                 "steps": len(trajectory.steps),
                 "prompt_tokens": trajectory.usage.prompt_tokens,
                 "completion_tokens": trajectory.usage.completion_tokens,
+                "usage_unknown": trajectory.usage.usage_unknown,
                 "seconds": round(time.monotonic() - self._started, 1),
             }
         )
         append_record(self.records("trajectories"), trajectory)
+
+    def own_episodes(self) -> list[str]:
+        """Return the ids of the committed episodes whose files this rank looks after."""
+        found = self.finished().items()
+        return [name for name, (path, _) in found if _rank_of(path) % world_size() == rank()]
+
+    def judge_again(self, judgement: Judgement) -> None:
+        """Add a judgement of a committed episode beside its first one, which it replaces for readers."""
+        path, _ = self._known[judgement.trajectory_id]
+        append_record(self.path / path.name.replace("trajectories", "judgements"), judgement)
 
     def repair(self) -> None:
         """Cut torn last lines and drop judgements and metrics without a trajectory; call before resuming.

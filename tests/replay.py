@@ -267,6 +267,7 @@ class ReplayEnvironment:
     """The playground's environment over replay sessions."""
 
     host_map = None
+    checks = True
 
     async def start(self) -> None:
         """Do nothing: there is no server."""

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
         "--policy-url u",
         "--policy p --runs 0",
         "--policy p --top-p 0.0",
-        "--policy p --benchmark live",
+        "--policy p --environment live",
     ],
 )
 def test_wrong_flags_are_named(flags: str) -> None:

@@ -112,7 +112,7 @@ def test_every_section_has_its_folder(tmp_path: Path) -> None:
     collected = write_folder(
         tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")]
     )
-    (collected / "report.json").write_text(
+    (collected / "summary.json").write_text(
         json.dumps(
             {"tasks": 1, "attempts": 2, "samples": {"action": 4}, "solve@2_failed_round_1": [0.0, 0.5]}
         )

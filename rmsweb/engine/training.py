@@ -14,7 +14,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,11 @@ class TrainerConfig(Config):
     lora: LoraConfig = part(LoraConfig)
     optimizer: OptimizerConfig = part(OptimizerConfig)
     engine: EngineConfig = part(EngineConfig)
+
+    def inputs(self) -> Inputs:
+        """Return the files that a resumed run must find unchanged, by flag."""
+        local = Path(self.model)
+        return {"model": (local,) if local.is_dir() else ()}
 
 
 # ------------------------------------------------------------------------------------------ data and policy
@@ -298,15 +303,13 @@ class Trainer:
     evaluate_first: bool = False  # whether the untrained weights take part
     data: Iterable[object] = ()  # what is trained on, in order
     may_differ: tuple[str, ...] = ()  # further flags that a resumed run may change
-    inputs: Inputs = field(default_factory=dict)  # flags whose files a resumed run must find unchanged
 
     def __post_init__(self) -> None:
         config, ranks = self.config, self.ranks
         self.progress, self.started = Progress(), time.perf_counter()
         ranks.agree({"the data": sha256_text("\n".join(map(repr, self.data)))})
         free = ("threads", "token_budget", "save_every", "recompute", "check_memory", *self.may_differ)
-        local = (Path(config.model),) if Path(config.model).is_dir() else ()
-        inputs = {"model": local, **self.inputs} if ranks.is_main else {}  # one rank compares
+        inputs = config.inputs() if ranks.is_main else {}  # one rank compares
         self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free, inputs=inputs)
         parameters = trained_parameters(self.policy).values()
         self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer)

@@ -60,6 +60,7 @@ class RunRow:
     actions: int
     prompt_tokens: int
     completion_tokens: int
+    usage_unknown: int = 0  # calls whose tokens are unknown and in no sum
 
     @classmethod
     def of(cls, trajectory: Trajectory, judgement: Judgement | None) -> "RunRow":
@@ -80,12 +81,13 @@ class RunRow:
             actions=sum(len(step.results) for step in steps),
             prompt_tokens=trajectory.usage.prompt_tokens,
             completion_tokens=trajectory.usage.completion_tokens,
+            usage_unknown=trajectory.usage.usage_unknown,
         )
 
     @property
     def verdict(self) -> str:
-        """The judge's verdict, "missing" without a judgement."""
-        return self.judgement.verdict if self.judgement else "missing"
+        """The judge's verdict, "unjudged" without a judgement."""
+        return self.judgement.verdict if self.judgement else "unjudged"
 
 
 def read_rows(folder: RunFolder) -> list[RunRow]:
@@ -134,12 +136,15 @@ def _breakdown(rows: Iterable[RunRow], group_of: Callable[[RunRow], str]) -> dic
     return {group: asdict(pass_at_1_estimate(outcomes_of(members))) for group, members in groups}
 
 
-def summarize(rows: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any]:
+def summarize(found: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any]:
     """Return the figures of an evaluation that was to run `tasks` tasks `runs` times each.
 
-    n counts the tasks with a run. `missing` runs are not finished, and the figures are those of the others.
-    Steps and actions are means over the successful runs.
+    n counts the tasks with a run. `missing` runs are not finished and `unjudged` ones have no verdict so far;
+    the figures are those of the others. Steps and actions are means over the successful runs. Tokens are
+    None where an endpoint did not report those of each call.
     """
+    rows = [row for row in found if row.judgement]
+    unknown = sum(row.usage_unknown for row in found)
     outcomes = outcomes_of(rows)
     estimate = pass_at_1_estimate(outcomes)
     solved = [row for row in rows if row.success]
@@ -153,14 +158,16 @@ def summarize(rows: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any
         "actions": _mean([row.actions for row in solved]),
         "n": len(outcomes),
         "runs": len(rows),
-        "missing": tasks * runs - len(rows),
+        "missing": tasks * runs - len(found),
+        "unjudged": len(found) - len(rows),
         "declared": ended["done"],
         "declared_success": sum(row.declared for row in rows),
         "verdicts": verdicts,
         "unparsed": verdicts["unparsed"],
         "ended": ended,
-        "prompt_tokens_per_run": _mean([row.prompt_tokens for row in rows]),
-        "completion_tokens_per_run": _mean([row.completion_tokens for row in rows]),
+        "prompt_tokens_per_run": None if unknown else _mean([row.prompt_tokens for row in found]),
+        "completion_tokens_per_run": None if unknown else _mean([row.completion_tokens for row in found]),
+        "usage_unknown": unknown,
         "by_site": _breakdown(rows, attrgetter("site")),
         "by_category": _breakdown(rows, attrgetter("category")),
     }
@@ -189,7 +196,7 @@ def failure_modes(results: Results, evaluations: Iterable[Results]) -> Counter[s
                 shortest[row.task_id] = AlignedRun(other.trajectory(row.trajectory_id), True)
     modes: Counter[str] = Counter()
     for row in results.rows:
-        if not row.success:
+        if row.judgement and not row.success:
             mode, success = UNSOLVED, shortest.get(row.task_id)
             if success is not None:
                 failure = AlignedRun(results.trajectory(row.trajectory_id), False)

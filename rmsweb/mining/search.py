@@ -418,7 +418,7 @@ def _histogram(values: Iterable[float]) -> list[int]:
 
 
 def corpus_report(result: Mined) -> dict[str, Any]:
-    """Return report.json: pool, rejections, categories and label sources, verbs, hosts, score histograms."""
+    """Return summary.json: pool, rejections, categories and label sources, verbs, hosts, score histograms."""
     states = [item.state for item in result.found]
     hosts = _tally(state.host for state in states)
     return {

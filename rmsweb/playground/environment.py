@@ -4,8 +4,7 @@ Purpose: a server of its own, one server session a task, and the site's own chec
 """
 
 import datetime
-from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 from rmsweb.browser.protocol import SessionLike
@@ -21,6 +20,8 @@ TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so
 
 class PlaygroundEnvironment:
     """The playground's sites on a server of its own, at a free loopback port."""
+
+    checks: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.server = Server()
@@ -69,4 +70,4 @@ class PlaygroundEnvironment:
 
 
 Place = Literal["playground", "live"]
-ENVIRONMENTS: dict[Place, Callable[[], Environment]] = {"playground": PlaygroundEnvironment, "live": LiveWeb}
+ENVIRONMENTS: dict[Place, type[Environment]] = {"playground": PlaygroundEnvironment, "live": LiveWeb}

@@ -2,7 +2,8 @@
 
     python -m rmsweb.report runs/demo/base runs/demo/sft runs/demo/rl runs/demo/train-rl ... --out runs/demo
 
-Reads what the scripts wrote into their run folders. Writes report.html and summary.json into --out.
+Reads what the scripts wrote into their run folders. Writes report.html and summary.json into --out;
+where that is a run folder, whose summary.json is its own, report.json.
 """
 
 import argparse
@@ -44,9 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = comparison(folders, json.loads(options.seconds.read_bytes()) if options.seconds else {})
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.html").write_text(render(folders, summary, out, options.examples), encoding="utf-8")
-    write_json(out / "summary.json", summary)
+    figures = out / ("report.json" if (out / "config.json").exists() else "summary.json")
+    write_json(figures, summary)
     print(terminal_table(summary["policies"], summary["scripted"]), end="")
-    print(f"{out / 'report.html'}\n{out / 'summary.json'}")
+    print(f"{out / 'report.html'}\n{figures}")
     return 0
 
 
