@@ -62,7 +62,7 @@ def answer(body: dict[str, Any], number: int) -> Answer:
     if body["model"] == "judge":
         verdict = "success" if "42" in text else "not_success"
         if "Categories" in text:
-            return completion('{"reason":"wrong page","category":"boundary","confidence":0.9}')
+            return completion('{"reason":"wrong page","category":"constraint","confidence":0.9}')
         return completion(json.dumps({"reason": "seen", "verdict": verdict}))
     wanted = ("red lamp", "lamps") if body["model"] == "teacher" else ("vases",)
     action: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def test_the_commands_of_using_lead_from_pages_to_an_evaluation(tmp_path: Path, 
             "--out", runs / "sft", *small,
         )  # fmt: skip
         run(
-            "evaluate.py", "--benchmark", "live", *live, "--split", "train", "--policy-url", url,
+            "evaluate.py", "--environment", "live", *live, "--split", "train", "--policy-url", url,
             "--policy-model", "sloppy", "--prompt-config", prompt, "--runs", 1, "--out", runs / "pool",
         )  # fmt: skip
         run(
@@ -126,13 +126,13 @@ def test_the_commands_of_using_lead_from_pages_to_an_evaluation(tmp_path: Path, 
         run(
             "train_rl.py", "--model", runs / "sft/checkpoint-best", "--states", runs / "mined/mined.jsonl",
             "--max-steps", 1, "--train-batch", 1, "--mini-batch", 1, "--num-rollouts", 2,
-            "--max-generation-batches", 1, "--response-budget", 8, "--out", runs / "rl", *small,
+            "--max-generation-batches", 1, "--response-budget", 200, "--out", runs / "rl", *small,
         )  # fmt: skip
         run(
-            "evaluate.py", "--benchmark", "live", *live, "--split", "train", "--policy",
+            "evaluate.py", "--environment", "live", *live, "--split", "train", "--policy",
             runs / "rl/checkpoint-best", "--runs", 1, "--out", runs / "eval",
         )  # fmt: skip
-    run("-m", "rmsweb.report", runs / "eval", "--out", tmp_path / "report.html")
+    run("-m", "rmsweb.report", runs / "eval", "--out", tmp_path / "report")
     page = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
     section = page.partition("## What a run folder holds\n")[2].partition("\n## ")[0]
     named = {
