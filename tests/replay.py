@@ -22,7 +22,18 @@ from rmsweb.playground.sites import SiteSession
 from rmsweb.playground.sites.page import Choice, Form, Line, Link, Page, Suggest, choose_url
 from rmsweb.playground.tasks import world_of
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import Action, ActionResult, Element, Image, Judgement, Observation, Tab, Task, Trajectory
+from rmsweb.records import (
+    Action,
+    ActionResult,
+    Element,
+    Image,
+    Judgement,
+    Observation,
+    Tab,
+    Task,
+    Trajectory,
+    sha256_bytes,
+)
 from rmsweb.runner import Launch, OpenSession
 
 
@@ -256,6 +267,7 @@ class ReplayEnvironment:
     """The playground's environment over replay sessions."""
 
     host_map = None
+    checks = True
 
     async def start(self) -> None:
         """Do nothing: there is no server."""
@@ -302,14 +314,13 @@ def replay_pool(folder: Path, *, config: PromptConfig, **options: Any) -> tuple[
         yield NoBrowser()
 
     async def open_session(browser: NoBrowser, name: str) -> ReplaySession:
-        picture, drawn = (
-            Image(path="screenshots/page.png", sha256="page", width=viewport[0], height=viewport[1]),
-            folder / "page.tmp",
-        )
-        if not (folder / picture.path).exists():
-            (folder / "screenshots").mkdir(exist_ok=True)
+        path, drawn = folder / "screenshots" / "page.png", folder / "page.tmp"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
             PIL.Image.new("RGB", viewport, "white").save(drawn, format="PNG")
-            drawn.replace(folder / picture.path)
+            drawn.replace(path)
+        digest, (width, height) = sha256_bytes(path.read_bytes()), viewport
+        picture = Image(path="screenshots/page.png", sha256=digest, width=width, height=height)
         return ReplaySession(picture, viewport)
 
     return launch, open_session

@@ -41,6 +41,25 @@ def row(task: str, run: int, success: bool, **fields: object) -> RunRow:
     return RunRow(task_id=task, run=run, success=success, **(values | fields))  # type: ignore[arg-type]
 
 
+def test_a_run_without_verdict_is_counted_and_in_no_figure() -> None:
+    """It is neither missing nor a failure."""
+    rows = [row("a", 0, True), row("a", 1, False, judgement=None)]
+    result = summarize(rows, tasks=1, runs=3)
+    assert [result[name] for name in ("pass1", "runs", "unjudged", "missing")] == [1.0, 1, 1, 1]
+    table = terminal_table({"p": result})
+    assert "1 unjudged" in table
+    assert "pass@1" in table
+
+
+def test_unknown_tokens_are_no_zero() -> None:
+    """Where an endpoint does not report the tokens of a call, there is no mean of them."""
+    rows = [row("a", 0, True), row("a", 1, True, usage_unknown=2)]
+    result = summarize(rows, tasks=1, runs=2)
+    assert result["usage_unknown"] == 2
+    assert result["prompt_tokens_per_run"] is None
+    assert result["completion_tokens_per_run"] is None
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_figures_of_complete_runs_are_plain_means(table: list[list[bool]]) -> None:
     """pass@1 is the mean over runs, pass@3 the share of tasks solved once, steps are over successes."""

@@ -252,7 +252,7 @@ def test_the_search_finds_what_is_there(chain: Path) -> None:
     assert {path.name for path, text in texts(chain / "rl") if set(NAMES) & held_out(text)} >= {
         "trajectories.rank0.jsonl"
     }
-    report = chain / "mined-dev/report.json"
+    report = chain / "mined-dev/summary.json"
     whole = report.read_text(encoding="utf-8")
     report.write_text(whole + tasks[0].text, encoding="utf-8")
     with pytest.raises(AssertionError):

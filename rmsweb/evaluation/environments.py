@@ -5,7 +5,7 @@ protocol.
 """
 
 import datetime
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from rmsweb.browser.protocol import SessionLike
 from rmsweb.records import Judgement, Task, Trajectory
@@ -16,9 +16,10 @@ class Environment(Protocol):
 
     `host_map` is the value of Chromium's --host-resolver-rules, known once the environment is started.
     `reset` prepares a session for a task and returns the start URL. `check` returns None where the place
-    cannot tell.
+    cannot tell; `checks` says whether it ever can.
     """
 
+    checks: ClassVar[bool]
     host_map: str | None
 
     async def start(self) -> None: ...
@@ -35,6 +36,7 @@ class Environment(Protocol):
 class LiveWeb:
     """The web as it is: no check, today's date."""
 
+    checks: ClassVar[bool] = False
     host_map: str | None = None
 
     async def start(self) -> None:

@@ -65,6 +65,7 @@ class RunRow:
     prompt_tokens: int
     completion_tokens: int
     seconds: float = 0.0
+    usage_unknown: int = 0  # calls whose tokens are unknown and in no sum
 
     @classmethod
     def of(cls, trajectory: Trajectory, judgement: Judgement | None) -> "RunRow":
@@ -89,12 +90,13 @@ class RunRow:
             prompt_tokens=trajectory.usage.prompt_tokens,
             completion_tokens=trajectory.usage.completion_tokens,
             seconds=sum(step.duration_s for step in steps),
+            usage_unknown=trajectory.usage.usage_unknown,
         )
 
     @property
     def verdict(self) -> str:
-        """The judge's verdict, "missing" without a judgement."""
-        return self.judgement.verdict if self.judgement else "missing"
+        """The judge's verdict, "unjudged" without a judgement."""
+        return self.judgement.verdict if self.judgement else "unjudged"
 
 
 def read_rows(folder: RunFolder) -> list[RunRow]:
@@ -152,12 +154,15 @@ def _breakdown(rows: Iterable[RunRow], group_of: Callable[[RunRow], str]) -> dic
     return {group: asdict(pass_at_1_estimate(outcomes_of(members))) for group, members in groups}
 
 
-def summarize(rows: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any]:
+def summarize(found: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any]:
     """Return the figures of an evaluation that was to run `tasks` tasks `runs` times each.
 
-    n counts the tasks with a run. `missing` runs are not finished, and the figures are those of the others.
-    Steps and actions are means over the successful runs.
+    n counts the tasks with a run. `missing` runs are not finished and `unjudged` ones have no verdict so far;
+    the figures are those of the others. Steps and actions are means over the successful runs. Tokens are
+    None where an endpoint did not report those of each call.
     """
+    rows = [row for row in found if row.judgement]
+    unknown = sum(row.usage_unknown for row in found)
     outcomes = outcomes_of(rows)
     estimate = pass_at_1_estimate(outcomes)
     solved = [row for row in rows if row.success]
@@ -171,14 +176,16 @@ def summarize(rows: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any
         "actions": _mean([row.actions for row in solved]),
         "n": len(outcomes),
         "runs": len(rows),
-        "missing": tasks * runs - len(rows),
+        "missing": tasks * runs - len(found),
+        "unjudged": len(found) - len(rows),
         "declared": ended["done"],
         "declared_success": sum(row.declared for row in rows),
         "verdicts": verdicts,
         "unparsed": verdicts["unparsed"],
         "ended": ended,
-        "prompt_tokens_per_run": _mean([row.prompt_tokens for row in rows]),
-        "completion_tokens_per_run": _mean([row.completion_tokens for row in rows]),
+        "prompt_tokens_per_run": None if unknown else _mean([row.prompt_tokens for row in found]),
+        "completion_tokens_per_run": None if unknown else _mean([row.completion_tokens for row in found]),
+        "usage_unknown": unknown,
         "by_site": _breakdown(rows, attrgetter("site")),
         "by_category": _breakdown(rows, attrgetter("category")),
     }
@@ -206,7 +213,7 @@ def failure_modes(results: Results, evaluations: Iterable[Results]) -> dict[str,
         for row in other.rows:
             if row.success and (row.task_id not in shortest or row.turns < shortest[row.task_id].turns):
                 shortest[row.task_id], owner[row.task_id] = row, other
-    failed = [row for row in results.rows if not row.success]
+    failed = [row for row in results.rows if row.judgement and not row.success]
     modes = {row.trajectory_id: UNSOLVED for row in failed}
     for task, rows in groupby(sorted(failed, key=attrgetter("task_id")), attrgetter("task_id")):
         if task in shortest:

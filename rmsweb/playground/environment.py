@@ -4,8 +4,7 @@ Purpose: a server of its own, one server session a task, and the site's own chec
 """
 
 import datetime
-from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 from rmsweb.browser.protocol import SessionLike
@@ -13,7 +12,7 @@ from rmsweb.evaluation.environments import Environment, LiveWeb
 from rmsweb.playground.server import COOKIE, Server
 from rmsweb.playground.sites import SITES
 from rmsweb.playground.tasks import world_of
-from rmsweb.records import Judgement, Task, Trajectory
+from rmsweb.records import WORK_CHECK, Judgement, Task, Trajectory
 
 SEARCH_URL = "http://search.localhost/find?query={query}"  # behind every engine name of `search_engine`
 TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so that prompts are repeatable
@@ -21,6 +20,8 @@ TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so
 
 class PlaygroundEnvironment:
     """The playground's sites on a server of its own, at a free loopback port."""
+
+    checks: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.server = Server()
@@ -52,10 +53,12 @@ class PlaygroundEnvironment:
 
     async def check(self, session: SessionLike, trajectory: Trajectory) -> Judgement:
         """Return the site's verdict on answer text and server state."""
-        success, reason = self.server.sessions[self._keys[session]].check(trajectory.final_text)
+        site = self.server.sessions[self._keys[session]]
+        success, reason = site.check(trajectory.final_text)
         return Judgement(
             trajectory_id=trajectory.trajectory_id,
-            judge="check",
+            # an answer may be a guess; what the server committed is the work itself
+            judge=WORK_CHECK if site.world.fact is None else "check",
             model="",
             verdict="success" if success else "not_success",
             reason=reason,
@@ -67,4 +70,4 @@ class PlaygroundEnvironment:
 
 
 Place = Literal["playground", "live"]
-ENVIRONMENTS: dict[Place, Callable[[], Environment]] = {"playground": PlaygroundEnvironment, "live": LiveWeb}
+ENVIRONMENTS: dict[Place, type[Environment]] = {"playground": PlaygroundEnvironment, "live": LiveWeb}

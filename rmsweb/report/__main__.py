@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rmsweb.config import main_guard
 from rmsweb.jsonl import parse_json, replace_file, write_json
-from rmsweb.prompt import token_counter
 from rmsweb.report.data import FOLDER, Writer, write_data
 from rmsweb.report.page import comparison, named, render, terminal_table
 from rmsweb.stats import load_prices
+from rmsweb.tokens import token_counter
 
 ASSETS = Path(__file__).parent / "templates"
 

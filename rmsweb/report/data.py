@@ -23,7 +23,7 @@ from rmsweb.browser.actions import canonical_action
 from rmsweb.evaluation.figures import Results, RunRow, failure_modes
 from rmsweb.jsonl import from_json, inside, parse_json, read_records
 from rmsweb.mining.taxonomy import TITLES
-from rmsweb.prompt import CountTokens, PromptConfig, build_prompt, load_prompt_config
+from rmsweb.prompt import PromptConfig, build_prompt, load_prompt_config
 from rmsweb.records import (
     Action,
     AuditRow,
@@ -39,6 +39,7 @@ from rmsweb.records import (
 )
 from rmsweb.runs import ROLLOUTS
 from rmsweb.stats import Price, cost
+from rmsweb.tokens import CountTokens
 
 FOLDER = "report_files"
 NO_LIMIT = 10**9  # tokens
