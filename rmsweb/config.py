@@ -113,6 +113,12 @@ def _flags(cls: Any, defaults: dict[str, Any]) -> Iterator[tuple[Any, Field, Any
             yield cls, field, hints[field.name], defaults.get(field.name, field.default)
 
 
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """Return the default of every flag of a config class by name; required ones are left out."""
+    found = {field.name: default for _, field, _, default in _flags(cls, {})}
+    return {name: default for name, default in found.items() if default is not dataclasses.MISSING}
+
+
 def _build(cls: Any, values: dict[str, Any]) -> Any:
     """Make a config and its parts from the values of all flags."""
     hints = typing.get_type_hints(cls)

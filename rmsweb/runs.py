@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
-from rmsweb.config import flag, flat, rank, world_size
+from rmsweb.config import defaults_of, flag, flat, rank, world_size
 from rmsweb.jsonl import (
     RecordError,
     append_record,
@@ -200,7 +201,11 @@ class RunWriter(RunFolder):
                 ) from None
         cut_torn_line(self.metrics_path)
         if rank() == 0 and config is not None:
-            self._start(to_json(flat(config)), {*may_differ, *inputs, "resume", "out"})
+            self._start(
+                to_json(flat(config)),
+                to_json(defaults_of(type(config))),
+                {*may_differ, *self.inputs, "resume", "out"},
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -212,7 +217,7 @@ class RunWriter(RunFolder):
         """Let another process write the folder."""
         self._lock.release()
 
-    def _start(self, config: dict[str, Any], free: set[str]) -> None:
+    def _start(self, config: dict[str, Any], defaults: dict[str, Any], free: set[str]) -> None:
         """Compare config and inputs with the run's, if there is one, and write them."""
         if holds_run(self.path):
             before, known = self.json("config.json"), self.json("inputs.json")
@@ -233,7 +238,7 @@ class RunWriter(RunFolder):
                 )
         self.write_json("config.json", config)
         self.write_json("inputs.json", self.inputs)
-        self.write_json("env.json", environment())
+        self.write_json("env.json", environment() | {"defaults": defaults})
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file of the folder as a whole."""
@@ -369,8 +374,16 @@ def _whole_lines(path: Path, cls: type) -> Iterator[tuple[int, bytes]]:
             offset += len(line)
 
 
+def _said(*command: str) -> list[str]:
+    """Return the lines that a command prints; none without the command or where it fails."""
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return found.stdout.splitlines()
+    return []
+
+
 def environment() -> dict[str, Any]:
-    """Return what a run ran on: versions, machine, command line.
+    """Return what a run ran on: commit (marked -dirty if files differ), versions, machine, command line.
 
     No environment variable is in it, because one may hold a key.
     """
@@ -378,7 +391,18 @@ def environment() -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
+    root = str(Path(__file__).parent.parent)
+    checkout = ("git", "--git-dir", f"{root}/.git", "--work-tree", root)
+    cpuinfo = Path("/proc/cpuinfo")
+    cpu = (
+        [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        if cpuinfo.exists()
+        else []
+    )
     return {
+        "commit": "".join(_said(*checkout, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")),
+        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
+        "gpus": _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),

