@@ -2,12 +2,10 @@
 
 A run succeeds only if a `done` was executed and the judge agrees. Writes into --out:
 trajectories.rank*.jsonl, judgements.rank*.jsonl, screenshots/, metrics.jsonl, summary.json. With --split
-train the run folder is a pool that mine.py reads. Keys come from RMSWEB_POLICY_API_KEY and
-RMSWEB_JUDGE_API_KEY, else OPENAI_API_KEY.
+train the run folder is a pool that mine.py reads. --help names the environment variables of the keys.
 """
 
 import asyncio
-import hashlib
 import os
 import sys
 import time
@@ -15,17 +13,28 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rmsweb.config import Config as BaseConfig
-from rmsweb.config import main_guard, opt, parse_config, part, rank, shard
+from rmsweb.config import main_guard, opt, part, rank, shard
 from rmsweb.evaluation.figures import read_rows, summarize
-from rmsweb.llm import Endpoint
+from rmsweb.llm import EndpointConfig
 from rmsweb.playground.environment import ENVIRONMENTS, NO_BROWSER, Place
+from rmsweb.pool import Job, Outcome, Worker
 from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Task
 from rmsweb.report.page import terminal_table
-from rmsweb.runner import MAY_DIFFER, Actor, EpisodeConfig, Episodes, Job, Worker, attempt_id, when_complete
+from rmsweb.runner import (
+    Actor,
+    EpisodeConfig,
+    Episodes,
+    attempt_id,
+    judge_stored,
+    open_run,
+    parse_run_config,
+    stored_run,
+    when_complete,
+)
 from rmsweb.runs import RunWriter
 from rmsweb.stats import cost, load_prices
 
@@ -36,9 +45,22 @@ ARM = "evaluate"
 class DecodingConfig(BaseConfig):
     """How answers are sampled."""
 
-    temperature: float = opt(0.7, "sampling temperature", paper="not stated; Qwen3-VL's own", at_least=0)
-    top_p: float = opt(0.8, "nucleus sampling", paper="not stated; Qwen3-VL's own", above=0, at_most=1)
-    top_k: int = opt(20, "top-k sampling, 0 for none", paper="not stated; Qwen3-VL's own", at_least=0)
+    temperature: float | None = opt(
+        0.7,
+        "sampling temperature; none, here and below, sends an endpoint no such field",
+        paper="not stated; Qwen3-VL's own",
+        at_least=0,
+    )
+    top_p: float | None = opt(0.8, "nucleus sampling", paper="not stated; Qwen3-VL's own", above=0, at_most=1)
+    top_k: int | None = opt(20, "top-k sampling, 0 for none", paper="not stated; Qwen3-VL's own", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig(EndpointConfig):
+    """Policy behind an endpoint, such as a vLLM server of the merged checkpoint, instead of --policy."""
+
+    role: ClassVar[str] = "policy"
+    prefix: ClassVar[str] = "policy_"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +72,12 @@ class Config(BaseConfig):
         "checkpoint folder, run in this process",
         paper="Qwen3-VL-8B/32B-Instruct, SFT and RL checkpoints",
     )
-    policy_url: str | None = opt(
-        None,
-        "instead of --policy: OpenAI-compatible endpoint, such as a vLLM server of the merged checkpoint",
-    )
-    policy_model: str | None = opt(None, "model name at --policy-url")
-    benchmark: Place = opt(
+    endpoint: PolicyConfig = part(PolicyConfig)
+    environment: Place = opt(
         "playground",
         "where the tasks live: the project's local sites, the same without a browser, or the web",
         paper="the web",
+        alias="benchmark",
     )
     runs: int = opt(3, "runs of every task", paper=3, at_least=1)
     stop_on_stall: bool = opt(
@@ -70,44 +89,30 @@ class Config(BaseConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = opt(
         "auto", "number format of the checkpoint in memory: bfloat16 on a GPU, else float32", paper="bf16"
     )
+    threads: int = opt(0, "torch threads of a process with --policy; 0: torch's default", at_least=0)
     decoding: DecodingConfig = part(DecodingConfig)
     episodes: EpisodeConfig = part(EpisodeConfig, split="held-out")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.policy is None) == (self.policy_url is None):
+        if (self.policy is None) == (self.endpoint.url is None):
             raise ValueError("give either --policy CHECKPOINT_FOLDER or --policy-url URL --policy-model NAME")
-        if self.policy_url is not None and not self.policy_model:
+        if self.endpoint.url is not None and not self.endpoint.model:
             raise ValueError("--policy-url needs --policy-model")
-        self.episodes.judge.check_place("benchmark", self.benchmark)
+        if self.policy is not None and None in vars(self.decoding).values():
+            raise ValueError("--temperature, --top-p, --top-k: none is for --policy-url")
+        self.episodes.judge.check_place(self.environment, ENVIRONMENTS[self.environment])
 
 
 # ------------------------------------------------------------------------------------------------- the policy
 
 
-def checkpoint_sha256(folder: Path) -> str | None:
-    """Return the hash of a checkpoint's weight files, names and bytes; None where `folder` is a hub name."""
-    digest, files = hashlib.sha256(), sorted(folder.glob("*.safetensors"))
-    for path in files:
-        digest.update(path.name.encode())
-        with open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest() if files else None
-
-
 @asynccontextmanager
-async def open_actor(config: Config, root: Path) -> AsyncIterator[Actor]:
+async def open_actor(config: Config, folder: RunWriter) -> AsyncIterator[Actor]:
     """Open the policy of the flags: an endpoint (no torch is imported) or a checkpoint in this process."""
     own, decoding = config.episodes, vars(config.decoding)
     if config.policy is None:
-        async with Endpoint(
-            role="policy",
-            url=config.policy_url or "",
-            model=config.policy_model or "",
-            image_root=root,
-            concurrency=own.concurrency,
-            options=decoding,
-        ) as endpoint:
+        async with config.endpoint.open(folder.path, own.concurrency, **decoding) as endpoint:
             yield own.actor(endpoint)
         return
     import torch
@@ -116,6 +121,8 @@ async def open_actor(config: Config, root: Path) -> AsyncIterator[Actor]:
     from rmsweb.engine.sampler import Decoding
     from rmsweb.engine.serve import CheckpointPolicy
 
+    if config.threads:
+        torch.set_num_threads(config.threads)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     half = config.dtype == "bfloat16" or (config.dtype == "auto" and device != "cpu")
     model = PolicyModel.load(
@@ -124,12 +131,12 @@ async def open_actor(config: Config, root: Path) -> AsyncIterator[Actor]:
         device=device,
         prompt_config=load_prompt_config(own.prompt_config) if own.prompt_config else None,
     )
-    policy = CheckpointPolicy(model, root, Decoding(**decoding))
+    policy = CheckpointPolicy(model, folder.path, Decoding(**decoding))
     try:
         yield Actor(
             policy=policy,
             name=str(config.policy),
-            sha256=checkpoint_sha256(config.policy),
+            sha256=folder.inputs.get("policy"),
             prompt_config=model.prompt_config or PromptConfig(),
             count_tokens=model.count_tokens,
         )
@@ -144,45 +151,48 @@ def run_of(task: Task, number: int, episodes: Episodes) -> Job:
     """Return run `number` (from 0) of a task as a job: one episode, judged and committed."""
 
     async def run(worker: Worker) -> None:
-        episodes.folder.commit(*await episodes.attempt(worker, task, run=number))
+        episodes.commit(*await episodes.attempt(worker, task, run=number))
 
     return run
 
 
-def write_summary(
-    config: Config, folder: RunWriter, actor: Actor, tasks: int, extra: dict[str, Any]
-) -> dict[str, Any]:
-    """Write summary.json from the finished runs of all ranks; return it."""
+def write_summary(config: Config, folder: RunWriter, head: dict[str, Any]) -> dict[str, Any]:
+    """Write summary.json from the finished runs of all ranks; return it.
+
+    `head` says what ran: the policy, `tasks`, and what else the figures do not.
+    """
     rows = read_rows(folder)
-    summary: dict[str, Any] = {
-        "policy": actor.name,
-        "checkpoint_sha256": actor.sha256,
-        "benchmark": config.benchmark,
-        "split": config.episodes.split,
-        **summarize(rows, tasks=tasks, runs=config.runs),
-        "scripted": sorted(folder.scripted),
-        **extra,
-    }
+    summary = head | summarize(rows, tasks=head["tasks"], runs=config.runs)
+    summary["scripted"] = sorted(folder.scripted)
     if config.prices and rows:
-        price = load_prices(config.prices).get(actor.name)
+        price = load_prices(config.prices).get(summary["policy"])
         tokens = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
+        if summary["usage_unknown"]:
+            price = None
         summary["usd_per_run"] = cost(*tokens, price) / len(rows) if price else None
     folder.write_json("summary.json", summary)
     return summary
 
 
+def show(summary: dict[str, Any]) -> None:
+    """Print the figures."""
+    if rank() == 0:
+        print(terminal_table({summary["policy"]: summary}, summary["scripted"]), end="")
+
+
 async def evaluate(config: Config, folder: RunWriter, tasks: list[Task]) -> int:
     """Run this rank's share, then write and print the summary; 1 where an endpoint left runs unfinished."""
-    started, done = time.monotonic(), folder.finished()
+    started, unjudged = time.monotonic(), await judge_stored(config.episodes, folder)
+    done = folder.finished()
     mine = {
         attempt_id(task, ARM, run=number): (task, number)
         for task, number in shard([(task, number) for number in range(config.runs) for task in tasks])
     }
-    async with open_actor(config, folder.path) as actor:
+    async with open_actor(config, folder) as actor:
         episodes = Episodes(
             config=config.episodes,
             folder=folder,
-            environment=ENVIRONMENTS[config.benchmark](),
+            environment=ENVIRONMENTS[config.environment](),
             actor=actor,
             script="evaluate",
             arm=ARM,
@@ -190,25 +200,46 @@ async def evaluate(config: Config, folder: RunWriter, tasks: list[Task]) -> int:
         )
         jobs = {name: run_of(*run, episodes) for name, run in mine.items() if name not in done}
         outcome = await episodes.run(jobs, total=len(mine), label="runs")
-    extra = {
+    outcome.failed |= unjudged
+    head = {
+        "policy": actor.name,
+        "checkpoint_sha256": actor.sha256,
+        "environment": config.environment,
+        "split": config.episodes.split,
+        "tasks": len(tasks),
         "seconds": round(time.monotonic() - started, 1),
         "browser_restarts": outcome.browser_restarts,
     }
-    summary = when_complete(folder, lambda: write_summary(config, folder, actor, len(tasks), extra))
-    if rank() == 0:
-        print(terminal_table({actor.name: summary}, summary["scripted"]), end="")
+    show(when_complete(folder, lambda: write_summary(config, folder, head)))
     return outcome.exit_code("run")
+
+
+async def rejudge(config: Config, folder: RunWriter) -> int:
+    """Judge the stored runs again, then write and print the summary."""
+    failed, first = await judge_stored(config.episodes, folder), folder.first
+    if first is None:
+        raise ValueError(f"{folder.path} holds no run to judge")
+    known: dict[str, Any] = {
+        "policy": first.source.policy,
+        "checkpoint_sha256": first.source.checkpoint_sha256,
+    }
+    known["tasks"] = len({trajectory.task.task_id for trajectory in folder.trajectories()})
+    show(write_summary(config, folder, known | folder.json("summary.json")))
+    return Outcome(failed).exit_code("run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    config = parse_config(Config, argv, prog="evaluate.py")
+    config = parse_run_config(Config, argv, prog="evaluate.py")
+    own = config.episodes
     if config.prices:
         load_prices(config.prices)
-    own = config.episodes
-    tasks = own.load_tasks(browser=config.benchmark not in NO_BROWSER)
-    with RunWriter(own.out, config, resume=own.resume, may_differ=(*MAY_DIFFER, "prices")) as folder:
-        folder.repair()
+    if own.rejudge:
+        with stored_run(own) as folder:
+            return asyncio.run(rejudge(config, folder))
+    tasks = own.load_tasks(browser=config.environment not in NO_BROWSER)
+    local = (config.policy,) if config.policy is not None and config.policy.is_dir() else ()
+    with open_run(config, own, ("prices", "threads"), {"policy": local}) as folder:
         return asyncio.run(evaluate(config, folder, tasks))
 
 

@@ -4,7 +4,7 @@
 
 Reads run folders of collect.py and evaluate.py. Writes mined.jsonl (only the success side's state and
 action), audit.jsonl (both branches, for people), ordinary.jsonl (other steps of the same successes, half of
-what chooses an RL checkpoint), report.json, and with --followers also followers.jsonl (what the success did
+what chooses an RL checkpoint), summary.json, and with --followers also followers.jsonl (what the success did
 next).
 """
 
@@ -33,9 +33,10 @@ from rmsweb.mining.corpus import (
 )
 from rmsweb.mining.search import Judge, MinerConfig, Render, corpus_report, mine, run_summary
 from rmsweb.mining.taxonomy import Features, Label, features_text
-from rmsweb.prompt import PromptConfig, token_counter
+from rmsweb.prompt import PromptConfig, checkpoint_prompt_config
 from rmsweb.records import AuditRow, MinedState, Split, StepSample
 from rmsweb.runs import RunWriter
+from rmsweb.tokens import token_counter, tokenizer_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +97,16 @@ def renderer(config: Config, prompt_config: PromptConfig) -> Render:
 async def run(config: Config) -> int:
     """Mine the pool and write the run folder."""
     prompt_config = shared_prompt_config(config.pool)
-    runs = list(progress(read_runs(config.pool, config.split, prompt_config), label="runs"))
-    if not runs:
-        raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
-    render = renderer(config, prompt_config)
-    with RunWriter(config.out, config, resume=config.resume) as folder:
+    checkpoint_prompt_config(config.tokenizer, config.pool[0] / "prompt_config.json")
+    inputs = {"pool": config.pool, "tokenizer": tokenizer_files(config.tokenizer)}
+    with RunWriter(config.out, config, resume=config.resume, inputs=inputs) as folder:
+        runs = list(progress(read_runs(config.pool, config.split, prompt_config), label="runs"))
+        if not runs:
+            raise ValueError(f"--pool: no runs of split {config.split} in {', '.join(map(str, config.pool))}")
+        render = renderer(config, prompt_config)
         write_json(folder.path / "prompt_config.json", prompt_config)
         async with AsyncExitStack() as stack:
-            judge = config.judge.open(folder.path, config.concurrency)
+            judge = config.judge.ask(folder.path, config.concurrency)
             if judge is not None:
                 await stack.enter_async_context(judge)
             bar = stack.enter_context(progress(label="pairs"))
@@ -125,7 +128,7 @@ async def run(config: Config) -> int:
             "followers": len(behind),
             "scripted": sorted(folder.scripted),
         }
-        folder.write_json("report.json", counts)
+        folder.write_json("summary.json", counts)
     shown = {name: value for name, value in counts.items() if name != "score_histograms"}
     print(json.dumps(shown, indent=1))
     return 0

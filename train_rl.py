@@ -28,12 +28,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import Qwen3VLConfig
-
 from rmsweb.config import main_guard, opt, parse_config, part, progress
-from rmsweb.engine.distributed import EngineConfig, Ranks, ranks
+from rmsweb.engine.distributed import Ranks, ranks
 from rmsweb.engine.lora import LoraConfig
-from rmsweb.engine.plan import GIB, SHAPES, MachineConfig, Sizes, plan_memory
+from rmsweb.engine.plan import (
+    MachineConfig,
+    Sizes,
+    Tables,
+    check_run,
+    plan_memory,
+    read_shape,
+    render_plan,
+)
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.training import (
     OptimizerConfig,
@@ -44,7 +50,7 @@ from rmsweb.engine.training import (
 )
 from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split
-from rmsweb.runs import ROLLOUTS, RunFolder
+from rmsweb.runs import ROLLOUTS, Inputs, RunFolder, check_out
 from rmsweb.salvage.states import SampledGroup, State, check_unique, choose_dev, make_state
 from rmsweb.salvage.step import StepConfig, greedy_rewards, rl_step
 from rmsweb.salvage.work import plan_work
@@ -99,6 +105,17 @@ class Config(TrainerConfig):
     lora: Adapters = part(Adapters)
     optimizer: OptimizerConfig = part(OptimizerConfig, lr=8e-6)
 
+    def inputs(self) -> Inputs:
+        """Return the files that a resumed run must find unchanged, by flag."""
+        tasks = (self.dev_episodes,) if self.dev_episodes else ()
+        own = {"states": self.states, "dev_states": self.dev_states, "dev_episodes": tasks}
+        return {**super().inputs(), **own}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dev_flags and self.dev_episodes is None:
+            raise ValueError(f"--dev-flags {self.dev_flags!r} needs --dev-episodes")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(Config):
@@ -111,57 +128,37 @@ class PlanConfig(Config):
     states: tuple[Path, ...] = opt((), "not read")
     out: Path = opt(Path("-"), "not written")
     machine: MachineConfig = part(MachineConfig)
-    engine: EngineConfig = part(EngineConfig, shard=True, recompute=True)
-
-    @property
-    def name(self) -> str:
-        """The model that is planned for."""
-        return self.machine.model_shape or self.model
-
-    @property
-    def sizes(self) -> Sizes:
-        """What memory depends on."""
-        return Sizes(
-            prompts=self.step.train_batch,
-            num_rollouts=self.step.num_rollouts,
-            response_budget=self.step.response_budget,
-            token_budget=self.step.token_budget,
-        )
 
 
-def make_plan(config: PlanConfig) -> dict[str, Mapping[str, float]]:
+def sizes_of(config: Config, prompt_tokens: int) -> Sizes:
+    """Return what memory depends on beside the model."""
+    step = config.step
+    return Sizes(
+        prompts=step.train_batch,
+        num_rollouts=step.num_rollouts,
+        response_budget=step.response_budget,
+        token_budget=step.token_budget,
+        longest=prompt_tokens + step.response_budget,
+    )
+
+
+def make_plan(config: PlanConfig) -> Tables:
     """Return the tables of a plan; raises ValueError where no shape is named."""
-    if not config.name:
-        raise ValueError("--plan needs --model-shape (qwen3-vl-8b or qwen3-vl-32b) or --model")
-    published = SHAPES / f"{config.machine.model_shape}.json"
-    model = Qwen3VLConfig.from_pretrained(published if published.exists() else config.model)
-    memory = plan_memory(model, config.machine, config.sizes, lora=config.lora, engine=config.engine)
-    return {**memory, "work": plan_work(config.step, config.machine)}
+    machine, model = config.machine, read_shape(config.model, config.machine.model_shape)
+    sizes = sizes_of(config, machine.prompt_tokens)
+    memory = plan_memory(model, machine, sizes, lora=config.lora, engine=config.engine)
+    title = f"a step, with answers of {machine.response_tokens} tokens"
+    return {**memory, title: plan_work(config.step, machine)}
 
 
 def render(config: PlanConfig) -> str:
-    """Return a plan as text: memory in GiB, other tables as they are."""
-    machine, shard, tables = config.machine, config.engine.shard, make_plan(config)
-    placing = "sharded over" if shard else "replicated on"
-    lines = [
-        f"{config.name}, {placing} {machine.world_size} GPUs of {machine.gpu_gib:g} GiB; prompts of "
-        f"{machine.prompt_tokens} tokens, n={config.step.num_rollouts}"
-    ]
-    work = f"a step, with answers of {machine.response_tokens} tokens"
-    for title, table in tables.items():
-        if title not in ("training", "sampling"):
-            lines += ["", work if title == "work" else title]
-            lines += [f"  {key:<28}{round(value, 2):>16,}" for key, value in table.items()]
-            continue
-        total = sum(table.values())
-        lines += ["", f"memory of a GPU, {title} (GiB)"]
-        lines += [f"  {key:<28}{value / GIB:>16.1f}" for key, value in {**table, "total": total}.items()]
-        lines[-1] += "" if total < machine.gpu_gib * GIB else "   does not fit"
-        if shard and title == "sampling":
-            by_layer = table["gathered weights"] == tables["training"]["gathered weights"]
-            how = "gathers one layer at a time" if by_layer else "holds the whole weights on every GPU"
-            lines += ["", f"sampling {how}"]
-    return "\n".join(lines)
+    """Return a plan as text."""
+    machine = config.machine
+    head = (
+        f"{machine.model_shape or config.model}: prompts of {machine.prompt_tokens} tokens, "
+        f"n={config.step.num_rollouts}"
+    )
+    return render_plan(head, make_plan(config), machine, config.engine)
 
 
 def read_states(
@@ -216,10 +213,18 @@ def measure(trainer: Trainer, config: Config, dev: dict[str, list[State]]) -> di
     return measured
 
 
+def check_memory(config: Config, here: Ranks, prompt_tokens: int) -> None:
+    """Refuse a run that cannot fit into the free memory of its GPUs."""
+    sizes = sizes_of(config, prompt_tokens)
+    check_run(config.model, here, sizes, prompt_tokens=prompt_tokens, lora=config.lora, engine=config.engine)
+
+
 def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
+    check_out(config.out, config.resume)
     budget, seed = config.step.response_budget, config.step.seed
     prompt_config = load_shared_prompt_config((*config.states, *config.dev_states))
+    check_memory(config, here, prompt_config.prompt_budget)
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=seed)
     states, left_out = read_states(config.states, policy, budget, "train")
     dev_states, _ = read_states(config.dev_states, policy, budget, "dev")
@@ -236,7 +241,7 @@ def train(config: Config, here: Ranks) -> None:
         best_by="dev_success" if config.dev_episodes else "dev_reward",
         better=operator.ge,
         evaluate_first=True,
-        data=[(item.sample.sample_id, item.prompt_length, len(item.target_ids)) for item in states],
+        data=[(item.prompt_key, item.sample.target_text) for item in states],
         may_differ=("max_steps",),
     )
     done = trainer.progress
@@ -272,6 +277,22 @@ def train(config: Config, here: Ranks) -> None:
             facts |= {name: len(kind) for name, kind in dev.items()}
             facts |= {"best_dev": done.best, "best_step": done.best_step}
         trainer.finish(facts)
+        if here.is_main:
+            print(closing_line(config.out, facts, trainer.folder.metrics))
+
+
+def closing_line(out: Path, facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a run came to: groups that trained, updates, the best step, and where it all is."""
+    accepted, retained = (sum(line.get(name, 0) for line in lines) for name in ("accepted", "retained"))
+    text = (
+        f"{out}: {facts['steps']} steps, {accepted + retained} groups trained in {facts['updates']} updates"
+    )
+    if not accepted + retained:
+        text += "; nothing was ever accepted or retained, so the weights are those of --model"
+    elif not accepted:
+        text += "; no group was ever accepted"
+    best = f"best step {facts['best_step']}, in" if "best_step" in facts else "the last weights are in"
+    return f"{text}; {best} checkpoint-best"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

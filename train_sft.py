@@ -2,7 +2,7 @@
 
 The loss is the mean over all answer tokens of the effective batch, <|im_end|> included; how samples are
 packed into rows and dealt to ranks does not change it. Runs on one CPU process and under `torchrun
---nproc_per_node 8 train_sft.py`.
+--nproc_per_node 8 train_sft.py`. `--plan` prints parameters and memory of a run on GPUs instead of training.
 
 ours: warm-up step s (from 0) of W has the rate peak x (s + 1) / W, so that the first step is not lost.
 Dropout draws from (seed, step, pack), so that the number of ranks changes nothing. A sample beyond the cutoff
@@ -25,6 +25,15 @@ from rmsweb.config import main_guard, opt, parse_config, part, progress
 from rmsweb.engine.distributed import Ranks, ranks
 from rmsweb.engine.lora import LoraConfig
 from rmsweb.engine.packing import Bundle, Packable
+from rmsweb.engine.plan import (
+    MachineConfig,
+    Sizes,
+    Tables,
+    check_run,
+    plan_memory,
+    read_shape,
+    render_plan,
+)
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.training import (
     Optimizer,
@@ -37,6 +46,7 @@ from rmsweb.engine.training import (
 )
 from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split, StepSample, derive_seed
+from rmsweb.runs import Inputs, check_out
 
 DEV_CHUNK = 64  # dev samples scored at a time
 
@@ -91,6 +101,44 @@ class Config(TrainerConfig):
         0, "steps between training states that --resume goes on from; 0: one an epoch", at_least=0
     )
     lora: Adapters = part(Adapters)
+
+    def inputs(self) -> Inputs:
+        """Return the files that a resumed run must find unchanged, by flag."""
+        given = (self.prompt_config,) if self.prompt_config else ()
+        own = {"samples": self.samples, "dev_samples": self.dev_samples, "prompt_config": given}
+        return {**super().inputs(), **own}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig(Config):
+    """Parameters and memory of a run on GPUs, without weights, data or a GPU.
+
+    The flags of the run may stay.
+    """
+
+    model: str = opt("", "checkpoint folder whose config.json gives the shape where --model-shape does not")
+    samples: tuple[Path, ...] = opt((), "not read")
+    out: Path = opt(Path("-"), "not written")
+    machine: MachineConfig = part(MachineConfig)
+
+
+def sizes_of(config: Config) -> Sizes:
+    """Return what memory depends on beside the model."""
+    dropout = config.lora.lora_dropout
+    return Sizes(token_budget=config.token_budget, longest=config.cutoff, lora_dropout=dropout)
+
+
+def make_plan(config: PlanConfig) -> Tables:
+    """Return the tables of a plan; raises ValueError where no shape is named."""
+    model = read_shape(config.model, config.machine.model_shape)
+    return plan_memory(model, config.machine, sizes_of(config), lora=config.lora, engine=config.engine)
+
+
+def render(config: PlanConfig) -> str:
+    """Return a plan as text."""
+    machine = config.machine
+    head = f"{machine.model_shape or config.model}: samples of at most {config.cutoff} tokens"
+    return render_plan(head, make_plan(config), machine, config.engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +228,12 @@ def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
 
 def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
+    check_out(config.out, config.resume)
     prompt_config = load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
-    dropout = config.lora.lora_dropout
+    dropout, engine = config.lora.lora_dropout, config.engine
+    check_run(
+        config.model, here, sizes_of(config), prompt_tokens=config.cutoff, lora=config.lora, engine=engine
+    )
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout)
     items, dropped = read_items(config.samples, policy, config.cutoff, "train")
     dev, dev_dropped = read_items(config.dev_samples, policy, config.cutoff, "dev")
@@ -229,11 +281,19 @@ def train(config: Config, here: Ranks) -> None:
         if dev:
             facts |= {"dev_samples": len(dev), "dev_dropped": dev_dropped, "best_dev_loss": done.best}
         trainer.finish(facts)
+        if here.is_main:
+            best = f"best step {done.best_step}, in" if dev else "the last weights are in"
+            print(f"{config.out}: {done.step} steps over {len(items)} samples; {best} checkpoint-best")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the flags and train; returns the exit code."""
-    config = parse_config(Config, argv, prog="train_sft.py", description=f"{__doc__}\n{Config.__doc__}")
+    """Parse the flags, then train or print the plan; returns the exit code."""
+    flags = list(sys.argv[1:] if argv is None else argv)
+    if "--plan" in flags:
+        flags.remove("--plan")
+        print(render(parse_config(PlanConfig, flags, prog="train_sft.py --plan")))
+        return 0
+    config = parse_config(Config, flags, prog="train_sft.py", description=f"{__doc__}\n{Config.__doc__}")
     with ranks(config.engine.device, config.engine.threads) as here:
         train(config, here)
     return 0

@@ -17,10 +17,8 @@ from rmsweb.browser.actions import canonical_action, parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
 from rmsweb.browser.protocol import SessionLike
 from rmsweb.prompt import (
-    CountTokens,
     Prompt,
     PromptConfig,
-    approximate_tokens,
     build_prompt,
     extraction_messages,
 )
@@ -39,6 +37,7 @@ from rmsweb.records import (
     Usage,
     derive_seed,
 )
+from rmsweb.tokens import CountTokens, approximate_tokens
 
 MAX_FAILURES = 3  # unusable answers in a row that end an episode
 MAX_REASON_CHARS = 300
@@ -220,6 +219,7 @@ class Episode:
                 seed=self.seed,
                 prompt_tokens=sum(step.usage.prompt_tokens for step in self.steps),
                 completion_tokens=sum(step.usage.completion_tokens for step in self.steps),
+                usage_unknown=sum(step.usage.usage_unknown for step in self.steps),
                 model=self.steps[-1].usage.model if self.steps else "",
             ),
             prompt_config=self.config.hash,

@@ -5,27 +5,30 @@ default, its bounds, its help and the paper's value; `part` nests the config of 
 the fields of its config and of its parts, so a value travels as the object it belongs to, and the package and
 the command line check it alike.
 
-Exit codes: 0 done, 1 a bug (with traceback), 2 wrong flags or bad data, 3 something is missing,
-130 interrupted.
+Exit codes: 0 done, 1 unfinished work (the last line says so) or a bug (with traceback), 2 wrong flags or bad
+data, 3 something is missing, 130 interrupted.
 """
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from tqdm import tqdm
 
 C = TypeVar("C")
 T = TypeVar("T")
 Field = dataclasses.Field[Any]
+LOG_SECONDS = 30.0  # between two lines of progress in a log
+METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 BOUNDS = {
     "at_least": (float.__ge__, "at least"),
     "above": (float.__gt__, "more than"),
@@ -37,15 +40,23 @@ BOUNDS = {
 # ------------------------------------------------------------------------------------------------- configs
 
 
-def opt(default: Any = dataclasses.MISSING, help: str = "", *, paper: object = None, **bounds: float) -> Any:
+def opt(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    paper: object = None,
+    alias: str = "",
+    **bounds: float,
+) -> Any:
     """Declare a config field that is a flag; one without a default is required.
 
-    Args: paper: the paper's value, shown by --help. bounds: at_least, above, at_most or below, checked when a
-    config is made (None passes).
+    Args: paper: the paper's value, shown by --help. alias: a second name of the field, whose flag is accepted
+    too. bounds: at_least, above, at_most or below, checked when a config is made (None passes).
     """
     if not bounds.keys() <= BOUNDS.keys():
         raise TypeError(f"opt: unknown bounds {sorted(bounds.keys() - BOUNDS.keys())}")
-    return dataclasses.field(default=default, metadata={"help": help, "paper": paper, "bounds": bounds})
+    metadata = {"help": help, "paper": paper, "bounds": bounds, "alias": alias}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def part(cls: type[C], **defaults: Any) -> C:
@@ -62,8 +73,16 @@ def flag(name: str) -> str:
 class Config:
     """Base of all configs: checks the bounds of its fields when it is made.
 
-    A subclass with rules of its own extends `__post_init__` and raises ValueError naming the flag.
+    A subclass with rules of its own extends `__post_init__` and raises ValueError naming the flag. `prefix`
+    begins the names of its flags, so that two parts may have the same fields.
     """
+
+    prefix: ClassVar[str] = ""
+
+    @classmethod
+    def title(cls) -> str:
+        """Return the heading of the config's flags in --help."""
+        return (cls.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -71,7 +90,8 @@ class Config:
             for name, bound in field.metadata.get("bounds", {}).items():
                 holds, words = BOUNDS[name]
                 if value is not None and not holds(float(value), float(bound)):
-                    raise ValueError(f"{flag(field.name)} {value}: expected {words} {bound:g}")
+                    name = flag(self.prefix + field.name)
+                    raise ValueError(f"{name} {value}: expected {words} {bound:g}")
 
 
 def flat(config: Any) -> dict[str, Any]:
@@ -79,7 +99,7 @@ def flat(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        values |= flat(value) if "part" in field.metadata else {field.name: value}
+        values |= flat(value) if "part" in field.metadata else {config.prefix + field.name: value}
     return values
 
 
@@ -93,12 +113,20 @@ def _flags(cls: Any, defaults: dict[str, Any]) -> Iterator[tuple[Any, Field, Any
             yield cls, field, hints[field.name], defaults.get(field.name, field.default)
 
 
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """Return the default of every flag of a config class by name; required ones are left out."""
+    found = {field.name: default for _, field, _, default in _flags(cls, {})}
+    return {name: default for name, default in found.items() if default is not dataclasses.MISSING}
+
+
 def _build(cls: Any, values: dict[str, Any]) -> Any:
     """Make a config and its parts from the values of all flags."""
     hints = typing.get_type_hints(cls)
     return cls(
         **{
-            field.name: _build(hints[field.name], values) if "part" in field.metadata else values[field.name]
+            field.name: _build(hints[field.name], values)
+            if "part" in field.metadata
+            else values[cls.prefix + field.name]
             for field in dataclasses.fields(cls)
         }
     )
@@ -113,17 +141,39 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that a flag gives."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a JSON object")
+    return found
+
+
+def number_or_none(kind: type, text: str) -> Any:
+    """Return a number, None for the word none."""
+    return None if text == "none" else kind(text)
+
+
 def _converter(hint: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """Return the converter of a flag's type and further arguments of add_argument."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return _converter(next(arg for arg in args if arg is not type(None)), name)
+        kind = next(arg for arg in args if arg is not type(None))
+        if kind in (int, float):
+            convert = update_wrapper(partial(number_or_none, kind), kind, updated=())
+            return convert, {"metavar": METAVARS[kind]}
+        return _converter(kind, name)
+    if origin is dict:
+        return json_object, {"metavar": "JSON"}
     if origin is Literal:
         return type(args[0]), {"choices": args}
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
-        return args[0], {"nargs": "+"}
-    if hint in (str, int, float, Path):
-        return hint, {}
+        return args[0], {"nargs": "+", "metavar": METAVARS[args[0]]}
+    if hint in METAVARS:
+        return hint, {"metavar": METAVARS[hint]}
     raise TypeError(f"{flag(name)}: no flag can be made of {hint}")
 
 
@@ -139,21 +189,40 @@ def _help(field: Field, hint: Any, default: Any) -> str:
     return f"{field.metadata['help']} ({'; '.join(notes)})".replace(" ()", "").replace("%", "%%")
 
 
-def _add_flag(parser: Any, field: Field, hint: Any, default: Any) -> None:
+def _add_flag(parser: Any, name: str, field: Field, hint: Any, default: Any) -> None:
     required = default is dataclasses.MISSING
+    names = [flag(name), *([flag(field.metadata["alias"])] if field.metadata["alias"] else [])]
     common: dict[str, Any] = {
-        "dest": field.name,
+        "dest": name,
         "help": _help(field, hint, default),
         "required": required,
         "default": None if required else default,
     }
-    if hint is bool:
-        parser.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, **common)
+    if hint in (bool, bool | None):
+        parser.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
         return
-    kind, extra = _converter(hint, field.name)
-    if "choices" not in extra:
-        extra["metavar"] = {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
-    parser.add_argument(flag(field.name), type=kind, **common, **extra)
+    kind, extra = _converter(hint, name)
+    parser.add_argument(*names, type=kind, **common, **extra)
+
+
+def argv_of(cls: Any, values: Mapping[str, Any]) -> list[str]:
+    """Return the flags that give a config class the values that `flat` and JSON made of it.
+
+    Names that the class does not know are left out.
+    """
+    argv: list[str] = []
+    for owner, field, hint, _ in _flags(cls, {}):
+        name = owner.prefix + field.name
+        value = values.get(name)
+        if isinstance(value, bool):
+            argv.append(flag(name if value else f"no_{name}"))
+        elif isinstance(value, list):
+            argv += [flag(name), *map(str, value)] if value else []
+        elif value is not None:
+            argv.append(f"{flag(name)}={json.dumps(value) if isinstance(value, dict) else value}")
+        elif name in values and hint in (int | None, float | None):
+            argv.append(f"{flag(name)}=none")
+    return argv
 
 
 def parse_config(
@@ -170,8 +239,8 @@ def parse_config(
     groups: dict[Any, Any] = {cls: parser}
     for owner, field, hint, default in _flags(cls, {}):
         if owner not in groups:
-            groups[owner] = parser.add_argument_group((owner.__doc__ or "").strip().splitlines()[0])
-        _add_flag(groups[owner], field, hint, default)
+            groups[owner] = parser.add_argument_group(owner.title())
+        _add_flag(groups[owner], owner.prefix + field.name, field, hint, default)
     values = vars(parser.parse_args(argv))
     return typing.cast(
         C,
@@ -222,7 +291,7 @@ def main_guard(main: Callable[[], int | None]) -> int:
     except (ValueError, OSError) as error:  # no permission, a full disk, a file where a folder should be
         code, message = 2, str(error)
     except KeyboardInterrupt:
-        code, message = 130, "interrupted; everything finished so far is on disk, --resume goes on"
+        code, message = 130, "interrupted; what was written before is kept"
     if os.environ.get("RMSWEB_TRACEBACK"):
         traceback.print_exc()
     script = Path(sys.argv[0])
@@ -236,7 +305,7 @@ def progress(
 ) -> Any:
     """Return a progress bar on stderr (tqdm), silent on ranks other than 0.
 
-    Where stderr is a log file, it prints a line every five seconds at most.
+    Where stderr is a log file, it prints a line every LOG_SECONDS at most.
     """
     terminal = sys.stderr.isatty()
     return tqdm(
@@ -245,6 +314,6 @@ def progress(
         desc=label,
         initial=initial,
         disable=rank() != 0,
-        mininterval=0.2 if terminal else 5.0,
+        mininterval=0.2 if terminal else LOG_SECONDS,
         dynamic_ncols=terminal,
     )

@@ -8,6 +8,7 @@ this form, whether it is one of `records` or the configuration of a prompt.
 import codecs
 import json
 import os
+import re
 import threading
 import types
 import typing
@@ -21,6 +22,7 @@ from typing import Any, Literal, TypeVar
 SCHEMA_VERSION = 1
 JSON_TYPES: dict[Any, tuple[type, ...]] = {tuple: (list,), float: (int, float)}  # others are their own type
 JSON_NAMES = {tuple: "a list", dict: "an object"}
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 R = TypeVar("R")
 
 
@@ -64,7 +66,8 @@ def parse_json(data: bytes, where: str, advice: str = "", *, finite: bool = True
     """Return the value of a JSON text in UTF-8.
 
     Raises RecordError, naming the place, for anything else: another encoding, a byte order mark, an empty
-    line, a key given twice, endless nesting, and NaN if only `finite` numbers are expected.
+    line, a key given twice, endless nesting, half of a surrogate pair, and NaN if only `finite` numbers are
+    expected.
     """
     if data.startswith(codecs.BOM_UTF8):
         raise RecordError(f"{where}: found a byte order mark, expected plain UTF-8")
@@ -72,7 +75,10 @@ def parse_json(data: bytes, where: str, advice: str = "", *, finite: bool = True
         raise RecordError(f"{where}: found an empty line, expected a JSON value")
     try:
         number = _no_number if finite else None
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=number)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=number)
+        if SURROGATE.search(data):  # half of a pair has no UTF-8, so nothing could write it again
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except UnicodeDecodeError as error:
         raise RecordError(f"{where}: not UTF-8 ({error.reason})") from None
     except RecursionError:

@@ -4,11 +4,10 @@ Purpose: every LLM role of the paper (teacher, reflection handler, judges, extra
 local server of a trained policy is one more. An endpoint is a `records.Policy`. Pictures travel as data URLs,
 unresized: the endpoint's own image processor holds the pixel cap.
 
-Keys come from the environment alone (RMSWEB_<ROLE>_API_KEY, else OPENAI_API_KEY) and are in no message, cache
-entry or exception.
+Keys come from the environment alone (KEY_VARIABLES) and are in no message, cache entry or exception.
 
-ours: bounded retries with jitter on 408, 409, 429, 5xx and timeouts, honouring Retry-After; none on other
-refusals.
+ours: bounded retries with jitter where `answers.RULES` say so, honouring Retry-After. ours: tokens that are
+not reported are unknown.
 """
 
 import asyncio
@@ -21,36 +20,46 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 import httpx
 
+from rmsweb.answers import Unanswered, read_answer
+from rmsweb.config import Config, opt
 from rmsweb.jsonl import dumps, from_json, inside, replace_file
 from rmsweb.pictures import load_picture
 from rmsweb.records import Image, Message, Reply
 
-# What an answer means: by the code of its error object, else by its status, which is the object's own where
-# the HTTP status says 200. What is in no row is a refusal of this one request.
-# fmt: off
-HOPELESS_CODES = frozenset({
-    "insufficient_quota", "billing_hard_limit_reached", "account_deactivated", "invalid_api_key",
-    "authentication_error", "permission_error", "model_not_found", "unsupported_parameter",
-    "unsupported_value", "unknown_parameter",
-})
-# fmt: on
-HOPELESS_STATUSES = frozenset({401, 403, 404, *range(300, 400)})
-RETRY_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 # Finish reasons of answers that may come out otherwise next time, so that no cache keeps them.
 UNFINISHED = frozenset({"length", "content_filter"})
-FIRST_REFUSALS = 20  # so many refused requests without one answer mean that the options are wrong
+# So many requests refused for no reason that `answers` knows, without one answer: the options are wrong.
+FIRST_REFUSALS = 20
 LENGTH_FIELD, NEW_LENGTH_FIELD = "max_tokens", "max_completion_tokens"  # newer models renamed it
 MAX_WAIT_S = 60.0
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 MIME = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+# Where each role's key comes from. A role that has no URL of its own uses another role's endpoint, and there
+# also that role's key, which is the second name.
+# fmt: off
+KEY_VARIABLES: dict[str, tuple[str, ...]] = {
+    "policy": ("RMSWEB_POLICY_API_KEY",),
+    "teacher": ("RMSWEB_TEACHER_API_KEY",),
+    "reflection": ("RMSWEB_REFLECTION_API_KEY", "RMSWEB_TEACHER_API_KEY"),
+    "extraction": ("RMSWEB_EXTRACTION_API_KEY", "RMSWEB_TEACHER_API_KEY"),
+    "judge": ("RMSWEB_JUDGE_API_KEY",),
+    "failure judge": ("RMSWEB_FAILURE_JUDGE_API_KEY",),
+}
+# fmt: on
+ANY_KEY = "OPENAI_API_KEY"  # of every role without a key of its own
+
+
+def key_variables(role: str, *, shares_key: bool) -> tuple[str, ...]:
+    """Return the environment variables that may hold a role's key; the first that is set counts."""
+    return (*KEY_VARIABLES[role][: 2 if shares_key else 1], ANY_KEY)
 
 
 class ChatError(ConnectionError):
@@ -58,7 +67,7 @@ class ChatError(ConnectionError):
 
 
 class ChatRefused(ChatError):
-    """The endpoint refused this one request (400, 413, 422): the same request will be refused again."""
+    """The endpoint refused this one request: the same request will be refused again."""
 
 
 class ChatConfigError(ValueError):
@@ -129,8 +138,9 @@ class Endpoint:
     """The endpoint of one role, as a Policy. Use as `async with Endpoint(...) as endpoint`.
 
     `url` is everything before /chat/completions. `options` (temperature, top_p, top_k, ...) go with every
-    request, but those that are None. `image_root` is the folder that paths of pictures are relative to.
-    `cache` is a folder of replies, None for no cache. `backoff_s` is the first pause between attempts.
+    request, but those that are None. `shares_key`: it is the endpoint of the role that this one falls back
+    to. `image_root` is the folder that paths of pictures are relative to. `cache` is a folder of replies,
+    None for no cache. `backoff_s` is the first pause between attempts.
 
     Raises ValueError for settings with which no request can succeed.
     """
@@ -140,6 +150,8 @@ class Endpoint:
     model: str
     image_root: Path = Path()
     options: dict[str, Any] = field(default_factory=dict)
+    length_field: str = LENGTH_FIELD
+    shares_key: bool = False
     cache: Path | None = None
     concurrency: int = 16
     max_attempts: int = 6
@@ -148,32 +160,27 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        variable = self._variable
+        self._variables = key_variables(self.role, shares_key=self.shares_key)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(
                 f"{self.role} endpoint {self.url!r} is not an http(s) URL, such as http://127.0.0.1:8000/v1"
             )
         if parts.username or parts.password or parts.query:
             raise ValueError(
-                f"the {self.role} endpoint's URL holds credentials or a query; give the key in {variable} "
-                "instead"
+                f"the {self.role} endpoint's URL holds credentials or a query; give the key in "
+                f"{self._variables[0]} instead"
             )
         if not self.model:
             raise ValueError(f"the {self.role} endpoint needs a model name")
-        self._key = os.environ.get(variable) or os.environ.get("OPENAI_API_KEY") or None
+        keys = (os.environ.get(variable, "").strip() for variable in self._variables)
+        self._key = next(filter(None, keys), None)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         # A proxy from the environment must not see requests to this machine.
         self._http = httpx.AsyncClient(
             headers=headers, timeout=self.timeout_s, trust_env=parts.hostname not in LOOPBACK
         )
         self._slots = asyncio.Semaphore(self.concurrency)
-        self._length_field = LENGTH_FIELD
         self._answered, self._refusals = False, 0
-
-    @property
-    def _variable(self) -> str:
-        """The environment variable of this role's key."""
-        return f"RMSWEB_{self.role.upper().replace(' ', '_')}_API_KEY"
 
     async def __aenter__(self) -> Self:
         return self
@@ -202,8 +209,8 @@ class Endpoint:
         Raises ChatError after `max_attempts`, ChatRefused for a request that is not acceptable,
         ChatConfigError for a wrong key, URL or model.
         """
-        body = {"model": self.model, "messages": messages, "seed": seed, **self.options}
-        body = {name: value for name, value in body.items() if value is not None}
+        fields = {"model": self.model, "messages": messages, "seed": seed, **self.options}
+        body = {name: value for name, value in fields.items() if value is not None}
         entry = self._entry(body | {LENGTH_FIELD: max_tokens})
         reply = _stored(entry) if entry else None
         if reply is None:
@@ -231,34 +238,30 @@ class Endpoint:
             # Jitter: callers that wait do not return together.
             wait = min(MAX_WAIT_S, self.backoff_s * 2**attempt) * random.uniform(0.5, 1.0)
             try:
-                response = await self._http.post(url, json=body | {self._length_field: max_tokens})
-            except httpx.TransportError as error:  # timeouts included
+                response = await self._http.post(url, json={self.length_field: max_tokens} | body)
+            except httpx.RequestError as error:  # timeouts included
                 problem = f"{type(error).__name__} {self._safe(str(error))}".strip()
                 continue
-            problem = f"HTTP {response.status_code} {self._safe(response.text)}"
-            status, code = _error_of(response)
-            if status == 200:
-                reply = _reply(response, self.model)
-                if reply is not None:
-                    return reply
-                problem = "the answer is not a chat completion"
-            elif status == 400 and self._length_field == LENGTH_FIELD and NEW_LENGTH_FIELD in response.text:
-                self._length_field, wait = NEW_LENGTH_FIELD, 0.0
-            elif status in RETRY_STATUSES and code not in HOPELESS_CODES:
+            if isinstance(answer := read_answer(response, self.model), Reply):
+                return answer
+            words = response.headers.get("location") or response.text
+            problem = f"HTTP {response.status_code} {self._safe(words)}"
+            if answer.status == 400 and self.length_field == LENGTH_FIELD and NEW_LENGTH_FIELD in words:
+                self.length_field, wait = NEW_LENGTH_FIELD, 0.0
+            elif answer.then == "retry":
                 wait = retry_after_s(response.headers.get("retry-after")) or wait
             else:
-                self._refuse(f"{self.role} endpoint {response.url}: {problem}", status, code)
+                self._refuse(f"{self.role} endpoint {response.url}: {problem}", answer)
         raise ChatError(
             f"{self.role} endpoint {url}: no answer after {self.max_attempts} attempts; last: {problem}"
         )
 
-    def _refuse(self, problem: str, status: int, code: str) -> None:
+    def _refuse(self, problem: str, answer: Unanswered) -> None:
         """Raise for an answer that a retry cannot change."""
-        self._refusals += 1
-        never_answers = not self._answered and self._refusals >= FIRST_REFUSALS
-        if status in HOPELESS_STATUSES or code in HOPELESS_CODES or never_answers:
-            key = f"; the key comes from {self._variable}, else OPENAI_API_KEY" if status == 401 else ""
-            raise ChatConfigError(problem + key)
+        self._refusals += answer.then is None
+        if answer.then == "stop" or (not self._answered and self._refusals >= FIRST_REFUSALS):
+            source = f"; the key comes from {', else '.join(self._variables)}"
+            raise ChatConfigError(problem + (source if answer.status in (401, 403) else ""))
         raise ChatRefused(problem)
 
     def _safe(self, text: str) -> str:
@@ -267,52 +270,67 @@ class Endpoint:
         return (text.replace(self._key, "***") if self._key else text)[:300]
 
 
-def _error_of(response: httpx.Response) -> tuple[int, str]:
-    """Return the status of an answer and the code of its error object, "" without one.
-
-    Some servers answer 200 with an error object: its own code is the status then, 400 if it has none.
-    """
-    try:
-        error = response.json().get("error")
-    except (ValueError, AttributeError):
-        return response.status_code, ""
-    if not error:
-        return response.status_code, ""
-    found = error if isinstance(error, dict) else {}
-    codes = [str(found.get(name) or "") for name in ("code", "type")]
-    status = response.status_code
-    if status == 200:
-        status = next((int(code) for code in codes if code.isdigit()), 400)
-    return status, next((code for code in codes if code in HOPELESS_CODES), codes[0])
-
-
-def _reply(response: httpx.Response, model: str) -> Reply | None:
-    """Return the body of a 200 answer as a reply, None where it is not a chat completion."""
-    try:
-        data = response.json()
-        choice = data["choices"][0]
-        message, usage = choice["message"], data.get("usage") or {}
-        text = message.get("content") or ""
-        if isinstance(text, list):  # parts, as some servers send them
-            text = "".join(part["text"] for part in text if part.get("type") == "text")
-        if not isinstance(text, str):
-            return None
-        finish = str(choice.get("finish_reason") or "")
-        if not text and (refusal := message.get("refusal") or (finish if finish == "content_filter" else "")):
-            finish = f"refused: {refusal}"
-        return Reply(
-            text=text,
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            completion_tokens=int(usage.get("completion_tokens") or 0),
-            finish_reason=finish,
-            model=str(data.get("model") or model),
-        )
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return None
-
-
 def _stored(entry: Path) -> Reply | None:
     """Return a cached reply; a file that a killed writer left broken counts as absent."""
     with suppress(OSError, ValueError):
         return from_json(Reply, json.loads(entry.read_bytes()))
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointConfig(Config):
+    """Endpoint of a role. A subclass names the role and, as `prefix`, what its flags begin with."""
+
+    role: ClassVar[str]
+    url: str | None = opt(None, "OpenAI-compatible endpoint, such as https://host/v1")
+    model: str | None = opt(None, "model name there")
+    length_field: str | None = opt(
+        None,
+        "request field that limits the answer (without it max_tokens, or max_completion_tokens if asked)",
+    )
+    extra: dict[str, Any] | None = opt(
+        None,
+        'further fields of the request, such as \'{"reasoning_effort":"low"}\'; they win over those of '
+        "other flags, and null leaves a field out",
+    )
+
+    @classmethod
+    def title(cls) -> str:
+        """Return the heading in --help, with the names of the key's variables."""
+        return f"{super().title()} (key: {', else '.join(key_variables(cls.role, shares_key=True))})"
+
+    def or_else(self, other: "EndpointConfig") -> Self:
+        """Return the config with the other role's values where it has none.
+
+        The request fields are the other role's only at the other role's endpoint.
+        """
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        same = self.url in (None, other.url)
+        there = {name: vars(other)[name] for name in ("url", "model", "length_field", "extra")}
+        return replace(self, **((there if same else {"model": other.model}) | own))
+
+    def open(self, root: Path, concurrency: int, *, shares_key: bool = False, **options: Any) -> Endpoint:
+        """Return the endpoint of a run in folder `root`; nothing is sent yet."""
+        return Endpoint(
+            role=self.role,
+            url=self.url or "",
+            model=self.model or "",
+            image_root=root,
+            concurrency=concurrency,
+            length_field=self.length_field or LENGTH_FIELD,
+            shares_key=shares_key,
+            options=options | (self.extra or {}),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleConfig(EndpointConfig):
+    """Endpoint of a role, with the temperature of its answers."""
+
+    temperature: float | None = opt(
+        None, "sampling temperature; none leaves the field out, as some models ask for", at_least=0
+    )
+
+    def open(self, root: Path, concurrency: int, **settings: Any) -> Endpoint:
+        """Return the endpoint of a run in folder `root`; nothing is sent yet."""
+        return super().open(root, concurrency, temperature=self.temperature, **settings)

@@ -14,20 +14,17 @@ import dataclasses
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Tokenizer
-
 from rmsweb.browser.actions import SCHEMA, canonical_action
 from rmsweb.browser.state import ATTRIBUTES, StateLine, render_nodes
 from rmsweb.jsonl import RecordError, from_json, parse_json, to_json
 from rmsweb.records import Image, Message, Observation, PartTag, Step, Text, sha256_text
-
-CountTokens = Callable[[str], int]
+from rmsweb.tokens import CountTokens, approximate_tokens
 
 # fmt: off
 BLOCKS = (
@@ -129,7 +126,11 @@ def load_shared_prompt_config(records: Sequence[Path], given: Path | None = None
     for path in records:
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file")
-    files = [*([given] if given else []), *(path.parent / "prompt_config.json" for path in records)]
+    return _agreed([*([given] if given else []), *(path.parent / "prompt_config.json" for path in records)])
+
+
+def _agreed(files: Sequence[Path]) -> PromptConfig:
+    """Return the configuration that all files hold; ValueError naming the fields in which one differs."""
     wanted = load_prompt_config(files[0])
     for file in files[1:]:
         differing = differing_fields(wanted, load_prompt_config(file))
@@ -139,6 +140,18 @@ def load_shared_prompt_config(records: Sequence[Path], given: Path | None = None
 
 
 # ----------------------------------------------------------------------------------------- sizes in tokens
+
+
+def checkpoint_prompt_config(checkpoint: Path | None, given: Path | None) -> PromptConfig:
+    """Return the configuration beside a checkpoint's tokenizer, and in the file `given`, which must agree.
+
+    `checkpoint` is a folder or its tokenizer.json. Raises ValueError naming the fields that differ.
+    """
+    files = [given] if given else []
+    if checkpoint:
+        own = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "prompt_config.json"
+        files += [own] if own.is_file() else []
+    return _agreed(files) if files else PromptConfig()
 
 
 def image_size(width: int, height: int, config: PromptConfig) -> tuple[int, int]:
@@ -168,28 +181,6 @@ def image_tokens(width: int, height: int, config: PromptConfig) -> int:
     """
     w, h = image_size(width, height, config)
     return (w // VISION_FACTOR) * (h // VISION_FACTOR)
-
-
-def approximate_tokens(text: str) -> int:
-    """Count one token for three UTF-8 bytes: an upper estimate for English where the tokenizer is unknown."""
-    return len(text.encode()) // 3 + 1
-
-
-def token_counter(path: Path | None) -> CountTokens:
-    """Return a counter with the tokenizer.json of a checkpoint folder, without one an upper estimate.
-
-    Control tokens in a text count as plain text.
-    """
-    if path is None:
-        return approximate_tokens
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file}: no tokenizer there (a checkpoint folder with tokenizer.json, or that file)"
-        )
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.encode_special_tokens = True
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 # ------------------------------------------------------------------------------------------------ rendering

@@ -69,6 +69,7 @@ class Reply:
     text: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    usage_unknown: int = 0  # 1 where the endpoint did not say how many tokens those were
     finish_reason: str = "stop"
     model: str = ""
 
@@ -213,6 +214,7 @@ class Usage:
     seed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    usage_unknown: int = 0  # calls whose tokens the endpoint did not report; they are in no sum
     finish_reason: str = ""
     model: str = ""
 
@@ -223,6 +225,7 @@ class Usage:
             seed=seed,
             prompt_tokens=sum(reply.prompt_tokens for reply in replies),
             completion_tokens=sum(reply.completion_tokens for reply in replies),
+            usage_unknown=sum(reply.usage_unknown for reply in replies),
             finish_reason=replies[0].finish_reason,
             model=replies[0].model,
         )
@@ -279,12 +282,15 @@ class Trajectory:
     error: str | None = None  # what broke, where ended == "environment"
 
 
+WORK_CHECK = "work"  # kind of a judgement that saw the work done, not its answer alone
+
+
 @record
 class Judgement:
     """A verdict on a trajectory; in its own file, so that judging again rewrites nothing."""
 
     trajectory_id: str
-    judge: str  # kind: check, outcome, webjudge, ...
+    judge: str  # kind: check, work, outcome, rule, ...
     model: str
     verdict: Verdict
     reason: str = ""
@@ -385,4 +391,9 @@ def derive_seed(*parts: Any) -> int:
 
 def sha256_text(text: str) -> str:
     """Return the hex sha256 of a text's UTF-8 bytes."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256_bytes(text.encode())
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the hex sha256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()

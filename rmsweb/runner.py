@@ -1,147 +1,39 @@
-"""Episodes in real browsers: a pool of browsers over jobs, and the judged episode that collection and
-evaluation share.
+"""Episodes: the judged episode that collection and evaluation share, and judging stored ones again.
 
-Purpose: App. A runs 16 episodes at a time in real browsers. A job is an async function that gets a `Worker`
-(its session) and writes what it has to write; `run_jobs` starts browsers, replaces dead ones, and keeps going
-when a single job cannot be finished. `Episodes` is what a script hands its policy, its environment and its
-run folder to.
+Purpose: `Episodes` is what a script hands its policy, its environment and its run folder to; it runs them on
+the pool of browsers. `judge_stored` needs neither.
 """
 
-import asyncio
+import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from rmsweb.agent import Episode
-from rmsweb.browser.chromium import Browser, BrowserDied, BrowserOptions, find_chromium
+from rmsweb.browser.chromium import Browser, BrowserOptions, find_chromium
 from rmsweb.browser.session import Session
-from rmsweb.config import Config, opt, part, progress
-from rmsweb.evaluation.environments import Environment, Launch, OpenSession
+from rmsweb.config import Config, argv_of, flat, opt, parse_config, part, progress, rank
+from rmsweb.evaluation.environments import Environment
 from rmsweb.evaluation.judges import JudgeConfig, judge_run
 from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.jsonl import write_json
-from rmsweb.llm import Endpoint
-from rmsweb.prompt import CountTokens, PromptConfig, load_prompt_config, token_counter
-from rmsweb.records import Judgement, Policy, Source, Split, Task, Trajectory, derive_seed
-from rmsweb.runs import RunWriter
+from rmsweb.llm import ChatConfigError, ChatError, Endpoint
+from rmsweb.pool import Job, Launch, OpenSession, Outcome, Worker, run_jobs, work_off
+from rmsweb.prompt import PromptConfig, checkpoint_prompt_config
+from rmsweb.records import WORK_CHECK, Judgement, Policy, Source, Split, Task, Trajectory, derive_seed
+from rmsweb.runs import Inputs, RunFolder, RunWriter
+from rmsweb.tokens import CountTokens, token_counter, tokenizer_files
 
+C = TypeVar("C")
 R = TypeVar("R")
-MAX_TRIES = 3  # of a job whose browser died
-MAX_FAILURES_IN_A_ROW = 10
-
-# ------------------------------------------------------------------------------------------------- the pool
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """What a job gets: a new session, and whether it is run for the last time."""
-
-    session: Any
-    last_try: bool
-
-
-Job = Callable[[Worker], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of the jobs: the reason for each that was not finished, and how often a browser died."""
-
-    failed: dict[str, str] = field(default_factory=dict)
-    browser_restarts: int = 0
-
-    def exit_code(self, kind: str) -> int:
-        """Say on stderr which jobs are unfinished; 1 where there are some."""
-        for name, problem in self.failed.items():
-            print(f"{kind} {name} is unfinished: {problem}", file=sys.stderr)
-        return 1 if self.failed else 0
-
-
-class _Slot:
-    """A browser that several workers share, started when first needed; its sessions restart a dead one."""
-
-    def __init__(self, launch: Launch, stack: AsyncExitStack) -> None:
-        self._launch, self._stack, self._lock = launch, stack, asyncio.Lock()
-        self._browser: Any = None
-
-    async def browser(self) -> Any:
-        """Return the browser."""
-        async with self._lock:
-            if self._browser is None:
-                self._browser = await self._stack.enter_async_context(self._launch())
-            return self._browser
-
-    @property
-    def restarts(self) -> int:
-        """How often the browser was started again."""
-        return self._browser.restarts if self._browser else 0
-
-
-async def _try(name: str, job: Job, slot: _Slot, open_session: OpenSession) -> str | None:
-    """Run a job, again in a fresh session where the browser died; return why it failed."""
-    for number in range(1, MAX_TRIES + 1):
-        try:
-            session = await open_session(await slot.browser(), name)
-            try:
-                await job(Worker(session, number == MAX_TRIES))
-                return None
-            finally:
-                await session.close()
-        except BrowserDied as error:
-            problem = f"the browser died {number} times: {error}"
-    return problem
-
-
-async def run_jobs(
-    jobs: Mapping[str, Job],
-    *,
-    launch: Launch,
-    open_session: OpenSession,
-    concurrency: int,
-    sessions_per_browser: int,
-    on_done: Callable[[], object] = lambda: None,
-) -> Outcome:
-    """Run the jobs, `concurrency` at a time, and return what became of them; call `on_done` after each.
-
-    A job that raises BrowserDied runs again in a fresh session, three times in all. A job that raises
-    ConnectionError (an endpoint that does not answer) is left for a later --resume; ten such in a row end the
-    run with the last error. Other exceptions are the user's or ours and end the run at once. Cancelling
-    (SIGINT) closes the browsers; what was written stays.
-
-    Args: jobs: by name, which is fit for a file name.
-    """
-    outcome, queue, stack = Outcome(), iter(jobs.items()), AsyncExitStack()
-    slots = [_Slot(launch, stack) for _ in range(-(-concurrency // sessions_per_browser))]
-    in_a_row = 0
-
-    async def work(slot: _Slot) -> None:
-        nonlocal in_a_row
-        for name, job in queue:  # one iterator for all workers: whoever is free takes the next job
-            try:
-                problem = await _try(name, job, slot, open_session)
-            except ConnectionError as error:
-                if in_a_row + 1 >= MAX_FAILURES_IN_A_ROW:
-                    raise
-                problem = str(error)
-            in_a_row = 0 if problem is None else in_a_row + 1
-            if problem is not None:
-                outcome.failed[name] = problem
-            on_done()
-
-    try:
-        async with stack, asyncio.TaskGroup() as group:
-            for number in range(concurrency):
-                group.create_task(work(slots[number % len(slots)]))
-    except BaseExceptionGroup as errors:  # the first one is why the others were cancelled
-        raise errors.exceptions[0] from None
-    outcome.browser_restarts = sum(slot.restarts for slot in slots)
-    return outcome
+OWN_VERDICTS = ("check", WORK_CHECK, "rule")  # of the site and of the rule "no done": no judge changes them
 
 
 def browser_pool(
@@ -161,7 +53,7 @@ def browser_pool(
     return (lambda: Browser.launch(options)), open_session
 
 
-# ---------------------------------------------------------------------------------------------- the episodes
+# ---------------------------------------------------------------------------------------- settings of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +75,10 @@ class Actor:
 class EpisodeConfig(Config):
     """Episodes: of which tasks, how long, how many at a time."""
 
-    tasks: Path = opt(help="task file: records.Task as JSONL (python -m rmsweb.playground tasks writes some)")
+    tasks: Path = opt(
+        help='task file: JSON lines of {"task_id": ..., "text": ..., "start_url": ...}, or what '
+        "python -m rmsweb.playground tasks writes"
+    )
     out: Path = opt(help="run folder to write")
     split: Split = opt(
         "train",
@@ -202,14 +97,19 @@ class EpisodeConfig(Config):
     )
     tokenizer: Path | None = opt(
         None,
-        "checkpoint folder whose tokenizer counts the prompt budget of an endpoint; without it an upper "
-        "estimate",
+        "checkpoint folder behind an endpoint: its tokenizer counts the prompt budget (without it an upper "
+        "estimate), and its prompt configuration is used",
         paper="Qwen3-VL's",
     )
     judge: JudgeConfig = part(JudgeConfig)
     seed: int = opt(0, "seed; every policy call carries one derived from (seed, task, arm, round, run)")
     resume: bool = opt(
         False, "go on with the run in --out; finished episodes are kept, nothing is written twice"
+    )
+    rejudge: bool = opt(
+        False,
+        "ask the judge again about the runs in --out that a judge has decided, and rewrite what follows from "
+        "the verdicts; no browser, no policy, and all flags but the judge's come from the run",
     )
 
     def load_tasks(self, *, browser: bool = True) -> list[Task]:
@@ -219,18 +119,108 @@ class EpisodeConfig(Config):
             find_chromium()
         return tasks
 
+    def inputs(self) -> Inputs:
+        """Return the files that a resumed run must find unchanged, by flag."""
+        return {
+            "tasks": (self.tasks,),
+            "prompt_config": (self.prompt_config,) if self.prompt_config else (),
+            "tokenizer": tokenizer_files(self.tokenizer),
+        }
+
     def actor(self, endpoint: Endpoint, extraction: Policy | None = None) -> Actor:
         """Return an endpoint as the actor, with the prompt configuration and the tokenizer of the flags."""
         return Actor(
             policy=endpoint,
             name=endpoint.model,
-            prompt_config=load_prompt_config(self.prompt_config),
+            prompt_config=checkpoint_prompt_config(self.tokenizer, self.prompt_config),
             count_tokens=token_counter(self.tokenizer),
             extraction=extraction,
         )
 
 
-MAY_DIFFER = ("policy_url", "judge_url", "concurrency", "sessions_per_browser", "headless")
+MAY_DIFFER = ("policy_url", *flat(JudgeConfig()), "concurrency", "sessions_per_browser", "headless")
+
+
+@contextmanager
+def open_run(
+    config: Config, own: EpisodeConfig, free: Sequence[str] = (), further: Inputs = MappingProxyType({})
+) -> Iterator[RunWriter]:
+    """Make the run folder of a script, or open it again; values of the flags `free` may differ then.
+
+    Args: further: files beside the tasks' that must be unchanged then, by flag.
+    """
+    inputs, may_differ = {**own.inputs(), **further}, (*MAY_DIFFER, *free)
+    with RunWriter(own.out, config, resume=own.resume, may_differ=may_differ, inputs=inputs) as folder:
+        folder.repair()
+        try:
+            yield folder
+        except KeyboardInterrupt:
+            finished = len(folder.finished())
+            print(f"{own.out} holds {finished} finished episodes; --resume goes on", file=sys.stderr)
+            raise
+
+
+def parse_run_config(cls: type[C], argv: Sequence[str] | None, *, prog: str) -> C:
+    """Make a script's config from its flags; with --rejudge, what is not given is as the run in --out has it.
+
+    Raises FileNotFoundError where no run is.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--rejudge", action="store_true")
+    first.add_argument("--out", type=Path)
+    known, _ = first.parse_known_args(argv)
+    stored: list[str] = []
+    if known.rejudge and known.out:
+        values = RunFolder(known.out).json("config.json")
+        if not values:
+            raise FileNotFoundError(f"--rejudge: no run in {known.out} (config.json is missing)")
+        stored = argv_of(cls, values)
+    return parse_config(cls, [*stored, *argv], prog=prog)
+
+
+# ------------------------------------------------------------------------------------ judging stored episodes
+
+
+@contextmanager
+def stored_run(config: EpisodeConfig) -> Iterator[RunWriter]:
+    """Open the run in --out to judge it again, and note with which judge."""
+    if not config.judge.url:
+        raise ValueError("--rejudge needs --judge-url")
+    with RunWriter(config.out) as folder:
+        folder.repair()
+        folder.write_json("config.json", folder.json("config.json") | flat(config.judge))
+        yield folder
+
+
+async def judge_stored(config: EpisodeConfig, folder: RunWriter) -> dict[str, str]:
+    """Judge this rank's stored episodes that have no verdict, with --rejudge also those that a judge decided.
+
+    Return why the others of them have none. Verdicts of a site's own check and of the rule stay.
+    """
+    again, verdicts = config.rejudge, folder.judgements()
+    chosen = [
+        name
+        for name in folder.own_episodes()
+        if name not in verdicts or (again and verdicts[name].judge not in OWN_VERDICTS)
+    ]
+    judge = config.judge.ask(folder.path, config.concurrency, cached=not again)
+    if judge is None:
+        return dict.fromkeys(chosen, "no verdict so far: give --judge-url")
+
+    async def run(_: int, name: str) -> None:
+        folder.judge_again(await judge_run(folder.trajectory(name), None, judge))
+
+    async with judge:
+        failed = await work_off(chosen, run, concurrency=config.concurrency)
+    if again and rank() == 0:
+        kept = Counter(verdict.judge for verdict in verdicts.values() if verdict.judge in OWN_VERDICTS)
+        own = ", ".join(f"{count} by {name}" for name, count in kept.items()) or "none"
+        print(f"judged {len(chosen) - len(failed)} runs again; verdicts that no judge gave stay: {own}")
+    return failed
+
+
+# -------------------------------------------------------------------------------------------- new episodes
 
 
 @dataclass(kw_only=True)
@@ -247,13 +237,19 @@ class Episodes:
     counts: Counter[str] = field(default_factory=Counter, init=False)  # shown beside the progress bar
     bar: Any = field(init=False)
     judge: Endpoint | None = field(init=False)
+    unjudged: dict[str, Exception] = field(default_factory=dict, init=False)  # why an episode has no verdict
 
     async def run(self, jobs: Mapping[str, Job], *, total: int, label: str) -> Outcome:
         """Run the jobs of this process, which has `total` with those that were finished before."""
-        config, prompt_config = self.config, self.actor.prompt_config
+        config, prompt_config, first = self.config, self.actor.prompt_config, self.folder.first
+        if first is not None and first.prompt_config != prompt_config.hash:
+            raise ValueError(
+                f"{self.folder.path}: the prompt config was {first.prompt_config}, is {prompt_config.hash} "
+                "now: another config, or a version of the package with another system text"
+            )
         write_json(self.folder.path / "prompt_config.json", prompt_config)
         async with AsyncExitStack() as stack:
-            self.judge = config.judge.open(self.folder.path, config.concurrency)
+            self.judge = config.judge.ask(self.folder.path, config.concurrency)
             if self.judge:
                 await stack.enter_async_context(self.judge)
             await self.environment.start()
@@ -273,10 +269,11 @@ class Episodes:
 
     async def attempt(
         self, worker: Worker, task: Task, *, round: int = 1, run: int = 0, guide: str | None = None
-    ) -> tuple[Trajectory, Judgement]:
+    ) -> tuple[Trajectory, Judgement | None]:
         """Run and judge one episode: by the environment's own check, else by the outcome judge.
 
-        Its id and its seed follow from (task, arm, round, run).
+        Its id and its seed follow from (task, arm, round, run). Where the judge fails there is no judgement,
+        and `commit` says why.
         """
         actor, environment, session = self.actor, self.environment, worker.session
         start_url = await environment.reset(session, task)
@@ -305,9 +302,18 @@ class Episodes:
             count_tokens=actor.count_tokens,
             on_step=self._on_step,
         ).run(start_url)
-        return trajectory, await judge_run(
-            trajectory, partial(environment.check, session, trajectory), self.judge
-        )
+        try:
+            check = partial(environment.check, session, trajectory)
+            return trajectory, await judge_run(trajectory, check, self.judge)
+        except (ChatError, ChatConfigError) as error:
+            self.unjudged[trajectory.trajectory_id] = error
+            return trajectory, None
+
+    def commit(self, trajectory: Trajectory, judgement: Judgement | None) -> None:
+        """Write an episode; raise the judge's error where there is no judgement, once the episode is kept."""
+        self.folder.commit(trajectory, judgement)
+        if judgement is None:
+            raise self.unjudged.pop(trajectory.trajectory_id)
 
     def _on_step(self) -> None:
         self.counts["steps"] += 1

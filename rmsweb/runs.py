@@ -1,28 +1,34 @@
 """Run folders: how a run is written, resumed, locked and read. This room is their only reader and writer.
 
-A folder holds config.json, env.json, prompt_config.json, metrics.jsonl, summary.json, screenshots/, and one
-file a rank and record kind (trajectories.rank0.jsonl, judgements.rank0.jsonl).
+A folder holds config.json, inputs.json, env.json, prompt_config.json, metrics.jsonl, summary.json,
+screenshots/, and one file a rank and record kind (trajectories.rank0.jsonl, judgements.rank0.jsonl).
+
+Identity is content: inputs.json has the sha256 of what every flag that names a file held when the run began.
+A resumed run compares these and no path, so that folders may be moved, copied and renamed.
 
 ours: an episode counts once its trajectory line is on disk. Its judgement and its line of metrics are written
 just before; those without a trajectory (the process was killed in between) are dropped on resume, so nothing
 is written twice and nothing finished is lost.
 """
 
+import hashlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
-from rmsweb.config import flag, flat, rank, world_size
+from rmsweb.config import defaults_of, flag, flat, rank, world_size
 from rmsweb.jsonl import (
     RecordError,
     append_record,
@@ -38,6 +44,8 @@ from rmsweb.records import Judgement, Trajectory, is_success
 
 PACKAGES = ("torch", "transformers", "safetensors", "flash-attn", "playwright", "httpx", "numpy", "pillow")
 MAX_ID_BYTES = 4_096
+RUN_FILES = ("trajectories.rank*.jsonl", "judgements.rank*.jsonl", "prompt_config.json")  # what a pool is
+Inputs = Mapping[str, Sequence[Path]]  # field of the config -> the files and folders that it names
 ROLLOUTS = "rollouts.jsonl"  # what RL sampled in some steps; rank 0 writes it
 Role = Literal["collection", "evaluation", "pool", "mined", "rl", "sft", "none"]
 
@@ -162,14 +170,24 @@ class RunWriter(RunFolder):
     """
 
     def __init__(
-        self, path: Path, config: Any = None, *, resume: bool = False, may_differ: Sequence[str] = ()
+        self,
+        path: Path,
+        config: Any = None,
+        *,
+        resume: bool = False,
+        may_differ: Sequence[str] = (),
+        inputs: Inputs = MappingProxyType({}),
     ) -> None:
-        """Make the folder, or open it again with `resume`; rank 0 writes config.json and env.json.
+        """Make the folder, or open it again with `resume`; rank 0 writes config, inputs and env.json.
 
         Raises ValueError where another process writes the folder, where it holds a run and `resume` is off,
-        or where a config value differs from the run's and is not in `may_differ`.
+        where a config value differs from the run's and is not in `may_differ`, or where the content of an
+        input has changed.
         """
         super().__init__(path)
+        if config is not None:
+            check_out(path, resume)
+        self.inputs = {name: digest(paths) for name, paths in inputs.items() if paths}
         self._started = time.monotonic()
         path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / ".lock")
@@ -183,7 +201,11 @@ class RunWriter(RunFolder):
                 ) from None
         cut_torn_line(self.metrics_path)
         if rank() == 0 and config is not None:
-            self._start(to_json(flat(config)), resume, {*may_differ, "resume"})
+            self._start(
+                to_json(flat(config)),
+                to_json(defaults_of(type(config))),
+                {*may_differ, *self.inputs, "resume", "out"},
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -195,22 +217,28 @@ class RunWriter(RunFolder):
         """Let another process write the folder."""
         self._lock.release()
 
-    def _start(self, config: dict[str, Any], resume: bool, free: set[str]) -> None:
-        """Compare the config with the run's, where there is one, and write it."""
-        if (self.path / "config.json").exists() and any(self.path.glob("*.jsonl")):
-            if not resume:  # a start that failed before its first record is no run
-                raise ValueError(
-                    f"{self.path} already holds a run: go on with --resume, or choose another --out"
-                )
-            before = self.json("config.json")
+    def _start(self, config: dict[str, Any], defaults: dict[str, Any], free: set[str]) -> None:
+        """Compare config and inputs with the run's, if there is one, and write them."""
+        if holds_run(self.path):
+            before, known = self.json("config.json"), self.json("inputs.json")
             for name in sorted((before.keys() | config.keys()) - free):
                 if before.get(name) != config.get(name):
                     raise ValueError(
                         f"{flag(name)} is {config.get(name)!r}, but the run in {self.path} was started with "
                         f"{before.get(name)!r}"
                     )
+            changed = sorted(name for name in known | self.inputs if known.get(name) != self.inputs.get(name))
+            if changed:
+                found = "; ".join(
+                    f"{flag(name)} was {str(known.get(name))[:12]}, is {str(self.inputs.get(name))[:12]}"
+                    for name in changed
+                )
+                raise ValueError(
+                    f"{self.path}: the content of what the run was started with changed: {found}"
+                )
         self.write_json("config.json", config)
-        self.write_json("env.json", environment())
+        self.write_json("inputs.json", self.inputs)
+        self.write_json("env.json", environment() | {"defaults": defaults})
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file of the folder as a whole."""
@@ -249,10 +277,21 @@ class RunWriter(RunFolder):
                 "steps": len(trajectory.steps),
                 "prompt_tokens": trajectory.usage.prompt_tokens,
                 "completion_tokens": trajectory.usage.completion_tokens,
+                "usage_unknown": trajectory.usage.usage_unknown,
                 "seconds": round(time.monotonic() - self._started, 1),
             }
         )
         append_record(self.records("trajectories"), trajectory)
+
+    def own_episodes(self) -> list[str]:
+        """Return the ids of the committed episodes whose files this rank looks after."""
+        found = self.finished().items()
+        return [name for name, (path, _) in found if _rank_of(path) % world_size() == rank()]
+
+    def judge_again(self, judgement: Judgement) -> None:
+        """Add a judgement of a committed episode beside its first one, which it replaces for readers."""
+        path, _ = self._known[judgement.trajectory_id]
+        append_record(self.path / path.name.replace("trajectories", "judgements"), judgement)
 
     def repair(self) -> None:
         """Cut torn last lines and drop judgements and metrics without a trajectory; call before resuming.
@@ -282,6 +321,34 @@ class RunWriter(RunFolder):
                 temporary.write_bytes(b"".join(kept))
 
 
+def holds_run(path: Path) -> bool:
+    """Return whether a run was started in a folder; a start that failed before its first record is none."""
+    return (path / "config.json").exists() and any(path.glob("*.jsonl"))
+
+
+def check_out(path: Path, resume: bool) -> None:
+    """Raise ValueError for a folder that holds a run and is not to be resumed."""
+    if holds_run(path) and not resume:
+        raise ValueError(f"{path} already holds a run: go on with --resume, or choose another --out")
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """Return the sha256 of the content of files and folders, whatever they are called and wherever they are.
+
+    Of a run folder the episodes and verdicts count, of any other folder (a checkpoint) all its files.
+    """
+    total = hashlib.sha256()
+    for path in paths:
+        parts = (
+            sorted(part for pattern in RUN_FILES for part in path.glob(pattern)) if path.is_dir() else [path]
+        )
+        for part in parts or sorted(part for part in path.iterdir() if part.is_file()):
+            total.update(part.name.encode() if path.is_dir() else b"")
+            with open(part, "rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
+
+
 def _rank_of(path: Path) -> int:
     return int(path.name.split(".rank")[1].split(".")[0]) if ".rank" in path.name else 0
 
@@ -307,8 +374,16 @@ def _whole_lines(path: Path, cls: type) -> Iterator[tuple[int, bytes]]:
             offset += len(line)
 
 
+def _said(*command: str) -> list[str]:
+    """Return the lines that a command prints; none without the command or where it fails."""
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return found.stdout.splitlines()
+    return []
+
+
 def environment() -> dict[str, Any]:
-    """Return what a run ran on: versions, machine, command line.
+    """Return what a run ran on: commit (marked -dirty if files differ), versions, machine, command line.
 
     No environment variable is in it, because one may hold a key.
     """
@@ -316,7 +391,18 @@ def environment() -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
+    root = str(Path(__file__).parent.parent)
+    checkout = ("git", "--git-dir", f"{root}/.git", "--work-tree", root)
+    cpuinfo = Path("/proc/cpuinfo")
+    cpu = (
+        [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        if cpuinfo.exists()
+        else []
+    )
     return {
+        "commit": "".join(_said(*checkout, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")),
+        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
+        "gpus": _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),

@@ -92,7 +92,7 @@ SFT="$OUT/train-sft/checkpoint-best"
 
 # ------------------------------------- 4 mining: where do runs of the same task part, one succeeding and one failing?
 run pool evaluate.py --policy "$SFT" --tasks "$OUT/tasks/train.jsonl" --split train --out "$OUT/pool" --runs $POOL_RUNS --max-steps $MAX_STEPS \
-  --temperature 1 --top-p 1 --top-k 0 --stop-on-stall --concurrency $CONCURRENCY --seed 1 --benchmark $PLACE
+  --temperature 1 --top-p 1 --top-k 0 --stop-on-stall --concurrency $CONCURRENCY --seed 1 --environment $PLACE
 MINE=(--judge-url "$URL" --judge-model scripted-failure-judge --tokenizer "$BASE" --followers $FOLLOWERS)
 run mine mine.py --pool "$OUT/collect" "$OUT/pool" --split train --out "$OUT/mined" "${MINE[@]}"
 run mine mine.py --pool "$OUT/collect-dev" --split dev --out "$OUT/mined-dev" "${MINE[@]}"
@@ -105,7 +105,7 @@ RL="$OUT/train-rl/checkpoint-last" # as in the study: these few dev states are a
 
 # ------------------------------------------------------------------ 6 evaluation on held-out tasks, the same way for all
 EVALUATE=(--tasks "$OUT/tasks/held-out.jsonl" --split held-out --runs $RUNS --max-steps $MAX_STEPS --stop-on-stall --concurrency $CONCURRENCY --seed 0
-  --benchmark $PLACE)
+  --environment $PLACE)
 run evaluate evaluate.py --policy "$BASE" --out "$OUT/base" "${EVALUATE[@]}"
 run evaluate evaluate.py --policy "$SFT" --out "$OUT/sft" "${EVALUATE[@]}"
 run evaluate evaluate.py --policy "$RL" --out "$OUT/rl" "${EVALUATE[@]}"
@@ -113,5 +113,5 @@ run evaluate evaluate.py --policy "$RL" --out "$OUT/rl" "${EVALUATE[@]}"
 # --------------------------------------------------------------------------------------------------------- 7 the report
 printf '%stotal %d\n' "$TIMES" $((SECONDS - STARTED)) | awk '{s[$1] += $2} END {printf "{"; for (k in s) printf "%s\"%s\": %d", (n++ ? ", " : ""), k, s[k]; print "}"}' \
   >"$OUT/seconds.json"
-run report -m rmsweb.report "$OUT"/{base,sft,rl,collect,collect-dev,train-sft,pool,mined,mined-dev,train-rl} --out "$OUT" --seconds "$OUT/seconds.json"
+run report -m rmsweb.report "$OUT"/{base,sft,rl,collect,collect-dev,train-sft,pool,mined,mined-dev,train-rl} --out "$OUT" --seconds "$OUT/seconds.json" --tokenizer "$BASE"
 [ -z "$SMOKE" ] || echo "This was the smoke run: it shows that every stage works; its figures mean nothing."

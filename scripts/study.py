@@ -367,7 +367,7 @@ def result(seed: int, out: Path, seconds: Mapping[str, float]) -> dict[str, Any]
             for row in Results(out / "train-rl").metrics
             if "step" in row
         ],
-        "mined": Results(out / "mined").json("report.json"),
+        "mined": Results(out / "mined").json("summary.json"),
     }
 
 

@@ -1,8 +1,10 @@
 """Small pools of runs for the tests of the miner and the report: a shop page and an answer a step."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rmsweb.jsonl import write_json, write_records
 from rmsweb.mining.alignment import AlignedRun
 from rmsweb.prompt import PromptConfig
 from rmsweb.records import (
+    WORK_CHECK,
     Action,
     ActionResult,
     AgentOutput,
@@ -30,6 +33,7 @@ from rmsweb.records import (
     Task,
     Trajectory,
     Verdict,
+    sha256_bytes,
 )
 
 CONFIG = PromptConfig(thinking=False)
@@ -54,8 +58,18 @@ VERBS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def picture(name: str = "0123456789abcdef") -> Image:
-    return Image(path=f"screenshots/{name}.jpg", sha256=name * 4, width=640, height=480)
+@cache
+def picture_bytes() -> bytes:
+    """The screenshot of every page: white."""
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (640, 480), "white").save(file, format="PNG")
+    return file.getvalue()
+
+
+def picture() -> Image:
+    """Return the record of the screenshot."""
+    digest = sha256_bytes(picture_bytes())
+    return Image(path=f"screenshots/{digest[:16]}.png", sha256=digest, width=640, height=480)
 
 
 def page(
@@ -188,7 +202,7 @@ def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, An
     """Write a run folder as collect.py and evaluate.py leave it, with the pictures of its steps."""
     path.mkdir(parents=True)
     (path / "screenshots").mkdir()
-    PIL.Image.new("RGB", (64, 48), "white").save(path / picture().path)
+    (path / picture().path).write_bytes(picture_bytes())
     write_json(path / "prompt_config.json", CONFIG)
     (path / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
     write_records(path / "trajectories.rank0.jsonl", Trajectory, [item.trajectory for item in runs])
@@ -196,7 +210,10 @@ def write_folder(path: Path, runs: Sequence[AlignedRun], *, config: dict[str, An
     write_records(
         path / "judgements.rank0.jsonl",
         Judgement,
-        [judgement(item.trajectory, verdicts[item.success]) for item in runs],
+        [
+            judgement(item.trajectory, verdicts[item.success], WORK_CHECK if item.work_checked else "check")
+            for item in runs
+        ],
     )
     return path
 

@@ -10,7 +10,7 @@ import train_sft
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.jsonl import write_json, write_records
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_text
+from rmsweb.records import Image, Message, Split, StepSample, Text, sha256_bytes
 
 
 def step_sample(
@@ -54,7 +54,8 @@ def write_run(
     (folder / "screenshots").mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)
     PIL.Image.fromarray(noise).save(folder / "screenshots" / "a.png")
-    picture = Image(path="screenshots/a.png", sha256=sha256_text("a"), width=160, height=96)
+    data = (folder / "screenshots" / "a.png").read_bytes()
+    picture = Image(path="screenshots/a.png", sha256=sha256_bytes(data), width=160, height=96)
     made = [
         step_sample(number, split=split, picture=picture if number % 3 == 0 else None)
         for number in range(count)

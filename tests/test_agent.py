@@ -16,8 +16,9 @@ from rmsweb.agent import Episode, has_stalled, is_stalled
 from rmsweb.browser.actions import parse_agent_output
 from rmsweb.browser.chromium import BrowserDied
 from rmsweb.jsonl import append_record, dumps, read_records
-from rmsweb.prompt import approximate_tokens, build_prompt, extraction_messages, render_text
+from rmsweb.prompt import build_prompt, extraction_messages, render_text
 from rmsweb.records import ActionResult, AgentOutput, Observation, Source, Step, Text, Trajectory, derive_seed
+from rmsweb.tokens import approximate_tokens
 
 
 def episode(

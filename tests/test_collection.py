@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from rmsweb.agent import Episode
 from rmsweb.browser.actions import parse_agent_output
-from rmsweb.collection.filters import effective_steps, flatten, quality_filter
+from rmsweb.collection.filters import FilterConfig, effective_steps, flatten, quality_filter
 from rmsweb.collection.loop import (
     MAX_GUIDE_CHARS,
     Attempt,
@@ -39,8 +39,9 @@ from rmsweb.collection.loop import (
     yield_report,
 )
 from rmsweb.jsonl import RecordError, dumps
-from rmsweb.prompt import PromptConfig, approximate_tokens, render_text
+from rmsweb.prompt import PromptConfig, render_text
 from rmsweb.records import Judgement, Source, StepSample, Trajectory, is_success
+from rmsweb.tokens import approximate_tokens
 
 WON = Judgement(trajectory_id="t1.reflection.r1.n0", judge="check", model="", verdict="success")
 LOST = replace(WON, verdict="not_success")
@@ -179,10 +180,10 @@ def test_each_rejected_trajectory_has_its_reason() -> None:
     cases = {
         "not_success": [
             (good, LOST),
-            (good, None),
             (replace(good, ended="max_steps"), WON),
             (good, replace(WON, verdict="unparsed")),
         ],
+        "unjudged": [(good, None)],
         "parse_failure": [(attempt(GOOD[0], "rubbish", *GOOD[1:]), WON)],
         "incomplete": [
             (replace(good, steps=good.steps[1:]), WON),
@@ -198,6 +199,18 @@ def test_each_rejected_trajectory_has_its_reason() -> None:
     for reason, runs in cases.items():
         assert [quality_filter(*run) for run in runs] == [reason] * len(runs)
     assert quality_filter(attempt(*[answer(click(1))] * 29, answer(done())), WON) is None
+
+
+def test_the_length_of_a_kept_success_is_a_setting() -> None:
+    """Both bounds of the filter are flags; a range of nothing is refused by name."""
+    short = attempt(*GOOD[1:])
+    assert quality_filter(short, WON) == "too_short"
+    assert quality_filter(short, WON, FilterConfig(min_effective_steps=2)) is None
+    assert quality_filter(
+        attempt(*GOOD), WON, FilterConfig(max_effective_steps=2, min_effective_steps=1)
+    ) == ("too_long")
+    with pytest.raises(ValueError, match="--min-effective-steps"):
+        FilterConfig(min_effective_steps=4, max_effective_steps=3)
 
 
 def test_a_step_is_effective_with_one_action_that_worked_and_is_no_wait() -> None:
@@ -354,9 +367,12 @@ def test_solve_at_two_equals_the_naive_count(table: list[tuple[str, int, bool]])
     attempts = [Attempt(task_id=task, round=number, success=success) for task, number, success in table]
     curve = solve_at(attempts, LoopConfig())
     tasks = {row[0] for row in table}
+    if not tasks:
+        assert curve == [None] * 5
+        return
     for number, share in enumerate(curve, 1):
         solved = sum(sum(s for t, r, s in table if t == task and r <= number) >= 2 for task in tasks)
-        assert share == (solved / len(tasks) if tasks else 0)
+        assert share == solved / len(tasks)
     assert curve == sorted(curve)
     assert curve[0] == 0
 
@@ -389,4 +405,6 @@ def test_the_yield_curve_is_over_the_tasks_that_failed_round_1() -> None:
     assert report["mean_success_steps"] == (4 + 5 + 5 + 6) / 4
     assert report["solve@2_failed_round_1"] == [0, 0, 0.5, 0.5, 0.5]
     assert report["solve@2_all"] == pytest.approx([0, 1 / 3, 2 / 3, 2 / 3, 2 / 3])
-    assert yield_report([], LoopConfig())["mean_success_steps"] is None
+    nothing = yield_report([], LoopConfig())
+    assert nothing["mean_success_steps"] is None
+    assert nothing["solve@2_all"] == [None] * 5

@@ -2,14 +2,26 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmsweb.config import Config as BaseConfig
-from rmsweb.config import flat, main_guard, opt, parse_config, part, progress, rank, shard, world_size
+from rmsweb.config import (
+    argv_of,
+    flat,
+    main_guard,
+    opt,
+    parse_config,
+    part,
+    progress,
+    rank,
+    shard,
+    world_size,
+)
+from rmsweb.jsonl import to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,3 +192,53 @@ def test_shards_are_a_partition(count: int, size: int) -> None:
             patch.setenv("RANK", str(number))
             parts += shard(list(range(count)))
     assert sorted(parts) == list(range(count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Helper(BaseConfig):
+    """Helper."""
+
+    prefix = "helper_"
+    rate: float | None = opt(0.5, "rate", at_least=0)
+    extra: dict[str, Any] | None = opt(None, "fields")
+    off: bool = opt(True, "off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(BaseConfig):
+    """A script."""
+
+    tasks: Path = opt(help="task file", alias="list")
+    pool: tuple[Path, ...] = opt((), "folders")
+    helper: Helper = part(Helper)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--list", "t"],
+        ["--tasks", "t", "--helper-rate", "none", "--no-helper-off"],
+        ["--tasks", "-", "--pool", "a", "b", "--helper-rate", "2"],
+        ["--tasks", "t", "--helper-extra", '{"a": null, "b": [1, "x y"]}'],
+    ],
+)
+def test_a_stored_config_gives_the_same_config_again(flags: list[str]) -> None:
+    """The flags made of a config's JSON give that config; flags behind them win."""
+    config = parse_config(Whole, flags)
+    again = argv_of(Whole, to_json(flat(config)) | {"unknown": 1})
+    assert parse_config(Whole, again) == config
+    assert parse_config(Whole, [*again, "--helper-rate", "7"]).helper.rate == 7
+
+
+@pytest.mark.parametrize("text", ["[1]", "x", "1", ""])
+def test_a_flag_of_fields_is_a_json_object(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything else is one line that says what was expected."""
+    with pytest.raises(SystemExit):
+        parse_config(Whole, ["--tasks", "t", "--helper-extra", text])
+    assert "--helper-extra: found" in capsys.readouterr().err
+
+
+def test_a_bound_of_a_part_is_named_by_its_flag() -> None:
+    """The name is the one on the command line, prefix included."""
+    with pytest.raises(ValueError, match=r"--helper-rate -1\.0: expected at least 0"):
+        parse_config(Whole, ["--tasks", "t", "--helper-rate", "-1"])

@@ -1,11 +1,26 @@
 """What the documents name exists, and what they repeat agrees."""
 
 import ast
+import dataclasses
+import importlib.util
+import json
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
+import collect
+import evaluate
+import mine
+import train_rl
+import train_sft
+from rmsweb.config import parse_config
+from rmsweb.prompt import PromptConfig
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -171,6 +186,81 @@ def test_the_picture_is_sound() -> None:
     scripts = set(re.findall(r"\w+\.py", words))
     assert len(scripts) == 5
     assert all((ROOT / script).is_file() for script in scripts)
+
+
+SCRIPTS: dict[str, Any] = {
+    f"{module.__name__}.py": module for module in (collect, evaluate, mine, train_rl, train_sft)
+}
+OTHERS = ("vllm", "llamafactory-cli", "train.py", "verl.trainer.main_ppo", "pip", "pytest", "ruff", "mypy")
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) of every command in a code block, continued lines joined, comments left out."""
+    found = []
+    for page in (README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        blocks = "".join(body for language, body in fences if language in ("", "bash", "sh"))
+        for line in blocks.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True) if re.match(r"[A-Z_.a-z/=0-9]+ ", line) else []
+            if {"python", "torchrun", "bash", ".venv/bin/python"} & {*words[:4]}:
+                found.append((page.name, line))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_every_command_of_the_documents_is_understood(page: str, command: str) -> None:
+    """The five scripts parse their flags, shell scripts exist, modules and other scripts know the flags."""
+    words = shlex.split(command, comments=True)
+    if any(name in words for name in OTHERS):
+        return
+    if name := next((word for word in words if word in SCRIPTS), None):
+        flags = words[words.index(name) + 1 :]
+        script = SCRIPTS[name]
+        is_plan = "--plan" in flags
+        parsed = parse_config(
+            script.PlanConfig if is_plan else script.Config, [x for x in flags if x != "--plan"]
+        )
+        assert parsed
+        return
+    if "-m" in words:
+        at = words.index("-m") + 1
+        module, text = words[at], ""
+        spec = importlib.util.find_spec(module)
+        assert spec is not None, module
+        known = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                module,
+                *(x for x in words[at + 1 : at + 2] if x.isalpha() and "playground" in module),
+                "--help",
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        text = known
+    else:
+        file = next(word for word in words if word.endswith((".py", ".sh")))
+        text = (ROOT / file).read_text(encoding="utf-8")
+    for word in words:
+        if word.startswith("--"):
+            assert word.split("=")[0] in text or word.removeprefix("--").replace("-", "_") in text, word
+
+
+def test_using_names_every_field_of_the_prompt() -> None:
+    """Its table has the fields of the PromptConfig with their defaults."""
+    page = (DOCS / "using.md").read_text(encoding="utf-8")
+    section = page.partition("## The prompt\n")[2].partition("\n## ")[0]
+    rows = {row[0].strip("`"): row[1] for row in map(cells, section.splitlines()) if len(row) == 3}
+    assert [*rows][2:] == [field.name for field in dataclasses.fields(PromptConfig)]
+    plain = json.loads(json.dumps(dataclasses.asdict(PromptConfig())))
+    for name, value in plain.items():
+        if isinstance(value, list) and isinstance(value[0], str):
+            continue
+        assert json.loads(rows[name]) == value, name
 
 
 def test_every_situation_has_a_test() -> None:

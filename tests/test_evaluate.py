@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_world import CONFIG, TASK
 
-from evaluate import Config, checkpoint_sha256
+from evaluate import Config
 from rmsweb.config import parse_config
 from rmsweb.jsonl import write_records
 from rmsweb.records import Task
@@ -23,23 +23,13 @@ ROOT = Path(__file__).parent.parent
         "--policy-url u",
         "--policy p --runs 0",
         "--policy p --top-p 0.0",
-        "--policy p --benchmark live",
+        "--policy p --environment live",
     ],
 )
 def test_wrong_flags_are_named(flags: str) -> None:
     """Each wrong combination names the flag."""
     with pytest.raises(ValueError, match="--"):
         parse_config(Config, ["--tasks", "t", "--out", "o", *flags.split()])
-
-
-def test_checkpoint_hash_depends_on_the_weights(tmp_path: Path) -> None:
-    """The hash is that of the weight files."""
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    first = checkpoint_sha256(tmp_path)
-    (tmp_path / "config.json").write_bytes(b"{}")
-    assert checkpoint_sha256(tmp_path) == first
-    (tmp_path / "model.safetensors").write_bytes(b"2")
-    assert checkpoint_sha256(tmp_path) != first
 
 
 def script(name: str, *flags: object) -> tuple[int, str, str]:

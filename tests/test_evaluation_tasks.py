@@ -1,5 +1,6 @@
 """Laws of task files: order kept, splits chosen, and what is wrong with a file is said with its name."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,3 +38,48 @@ def test_what_is_wrong_with_a_task_file_is_named(tmp_path: Path) -> None:
     write_records(path, Task, [TASK])
     with pytest.raises(RecordError, match="held-out"):
         load_tasks(path, split="held-out")
+
+
+PLAIN = '{"task_id": "a", "text": "look", "start_url": "https://host/"}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PLAIN,
+        PLAIN + "\n\n" + PLAIN.replace('"a"', '"b"') + "\n",
+        "\ufeff" + PLAIN,
+        "\n" + PLAIN,
+        PLAIN + "\r\n",
+        '{"task_id": "a", "text": "look"}',
+        '{"task_id": "a", "text": "look", "start_url": null, "split": "dev", "category": "x"}',
+    ],
+)
+def test_plain_json_lines_are_a_task_file(content: str, tmp_path: Path) -> None:
+    """Id and text are enough; blank lines and a byte order mark do no harm; a line may name its split."""
+    (tmp_path / "mine.jsonl").write_text(content, encoding="utf-8")
+    task = load_tasks(tmp_path / "mine.jsonl", split="dev")[0]
+    assert (task.task_id, task.text, task.split, task.benchmark) == ("a", "look", "dev", "mine")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"task_id": "a", "text": "look", "url": "https://host/"}', "mine.jsonl:2: unknown url"),
+        ('{"task_id": "a"}', "mine.jsonl:2: Task lacks text"),
+        ('{"task_id": 5, "text": "look"}', "mine.jsonl:2.task_id: found 5"),
+        ('{"task_id": "a", "text": "look", "start_url": "host/page"}', "mine.jsonl:2: found the start_url"),
+        ('{"task_id": "a", "text": "look", "start_url": "file:///etc"}', "mine.jsonl:2: found the start_url"),
+        ('{"task_id": "z", "text": "look"}', "'z' stands twice"),
+        ('{"task_id": "a", "text": " "}', "'a' has no text"),
+        ('{"task_id": "a", "text": "look", "split": "test"}', "mine.jsonl:2.split"),
+        ("[1]", "mine.jsonl:2: found list"),
+        ('{"task_id": "a",', "mine.jsonl:2: not JSON"),
+    ],
+)
+def test_a_plain_line_that_is_wrong_is_named(line: str, words: str, tmp_path: Path) -> None:
+    """One sentence says file and line, and nothing of --resume."""
+    (tmp_path / "mine.jsonl").write_text('{"task_id": "z", "text": "t"}\n' + line, encoding="utf-8")
+    with pytest.raises(RecordError, match=re.escape(words)) as caught:
+        load_tasks(tmp_path / "mine.jsonl", split="train")
+    assert "--resume" not in str(caught.value)

@@ -34,6 +34,7 @@ BROKEN = {
     "an empty line": HEADER + b"\n" + LINE,
     "UTF-16": "\n".join([HEADER.decode(), LINE.decode()]).encode("utf-16"),
     "NaN": HEADER + LINE[:-1] + b', "environment": {"x": NaN}}',
+    "half of a surrogate pair": HEADER + LINE.replace(b'"t"', b'"\\ud83d"'),
     "a key twice": HEADER + LINE[:-1] + b', "text": "other"}',
     "deep nesting": HEADER + b"[" * 60_000,
     "no header": LINE + b"\n" + LINE,

@@ -206,7 +206,7 @@ def test_another_run_cannot_be_resumed(worlds, tmp_path):
     flags = [*flags, "--samples", str(samples), "--epochs", "1", "--out", str(tmp_path / "out")]
     main(flags)
     samples.write_text("\n".join(samples.read_text().splitlines()[:-1]) + "\n")
-    with pytest.raises(ValueError, match="started with other data"):
+    with pytest.raises(ValueError, match="changed: --samples"):
         main([*flags, "--resume"])
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,15 +14,18 @@ import pytest
 from chat_server import Answer, chat_server, completion, refusal
 
 from rmsweb.llm import (
+    ANY_KEY,
     FIRST_REFUSALS,
+    KEY_VARIABLES,
     ChatConfigError,
     ChatError,
     ChatRefused,
     Endpoint,
+    EndpointConfig,
     openai_messages,
     retry_after_s,
 )
-from rmsweb.records import Image, Message, Text
+from rmsweb.records import Image, Message, Reply, Text, Usage
 
 T = TypeVar("T")
 HELLO = [{"role": "user", "content": "hello"}]
@@ -132,6 +136,208 @@ def test_the_body_decides_what_an_answer_means(answer: Answer, outcome: type[Exc
     assert type(error) is outcome
     assert "the provider's words" in str(error)
     assert len(server.requests) == (4 if outcome is ChatError else 1)
+
+
+def raw(status: int, body: Any, **headers: str) -> Answer:
+    text = body if isinstance(body, str) else json.dumps(body)
+    return status, {name.replace("_", "-"): value for name, value in headers.items()}, text
+
+
+def choice(**fields: Any) -> Answer:
+    return raw(200, {"choices": [{"message": {"content": ""}, "finish_reason": "stop"} | fields]})
+
+
+WORDS = {"message": "the provider's words"}
+# (what a provider sends, what follows); the provider that was seen to send it stands behind
+PROVIDERS = [
+    # OpenAI
+    (raw(429, {"error": WORDS | {"type": "insufficient_quota", "code": "insufficient_quota"}}), "stop"),
+    (raw(401, {"error": WORDS | {"type": "invalid_request_error", "code": "invalid_api_key"}}), "stop"),
+    (raw(404, {"error": WORDS | {"code": "model_not_found"}}), "stop"),
+    (raw(400, {"error": WORDS | {"code": "unsupported_value", "param": "temperature"}}), "stop"),
+    (raw(400, {"error": WORDS | {"code": "unsupported_parameter", "param": "top_k"}}), "stop"),
+    (raw(400, {"error": WORDS | {"code": "context_length_exceeded"}}), "next"),
+    (raw(400, {"error": WORDS | {"code": "invalid_prompt"}}), "next"),
+    (raw(429, {"error": WORDS | {"type": "requests", "code": "rate_limit_exceeded"}}), "retry"),
+    # Azure
+    (raw(400, {"error": WORDS | {"code": "content_filter", "innererror": {}}}), "next"),
+    (raw(401, {"error": WORDS | {"code": "401"}}), "stop"),
+    (raw(404, {"error": WORDS | {"code": "DeploymentNotFound"}}), "stop"),
+    (raw(429, {"error": WORDS | {"code": "429"}}, retry_after="0"), "retry"),
+    # vLLM, old and new
+    (raw(400, {"object": "error", "type": "BadRequestError", "code": 400} | WORDS), "next"),
+    (raw(404, {"object": "error", "type": "NotFoundError", "code": 404} | WORDS), "stop"),
+    (raw(400, {"error": {"message": "the provider's words: maximum context length is 4"}}), "next"),
+    (raw(401, {"error": "the provider's words"}), "stop"),
+    # llama.cpp
+    (raw(503, {"error": WORDS | {"code": 503, "type": "unavailable_error"}}), "retry"),
+    (raw(400, {"error": WORDS | {"code": 400, "type": "exceed_context_size_error"}}), "next"),
+    # Anthropic
+    (raw(529, {"type": "error", "error": WORDS | {"type": "overloaded_error"}}), "retry"),
+    (raw(200, {"type": "error", "error": WORDS | {"type": "overloaded_error"}}), "retry"),
+    (raw(401, {"type": "error", "error": WORDS | {"type": "authentication_error"}}), "stop"),
+    (raw(400, {"error": {"message": "the provider's words: Your credit balance is too low"}}), "stop"),
+    (raw(413, {"type": "error", "error": WORDS | {"type": "request_too_large"}}), "next"),
+    # OpenRouter
+    (raw(200, {"error": WORDS | {"code": 502}}), "retry"),
+    (raw(200, {"error": WORDS | {"code": 429}}), "retry"),
+    (raw(200, {"error": WORDS | {"code": 400}}), "next"),
+    (raw(200, {"error": WORDS}), "next"),
+    (raw(200, {"error": WORDS | {"code": 402}}), "stop"),
+    (raw(402, {"error": WORDS | {"code": 402}}), "stop"),
+    (raw(403, {"error": WORDS | {"code": 403, "metadata": {"flagged_input": "x"}}}), "next"),
+    (choice(error=WORDS | {"code": 502}, finish_reason="error"), "retry"),
+    # Google
+    (raw(400, [{"error": WORDS | {"code": 400, "details": [{"reason": "API_KEY_INVALID"}]}}]), "stop"),
+    (raw(429, [{"error": WORDS | {"code": 429, "status": "RESOURCE_EXHAUSTED"}}]), "retry"),
+    # DashScope, DeepSeek
+    (raw(400, {"error": WORDS | {"code": "data_inspection_failed"}}), "next"),
+    (raw(400, {"error": WORDS | {"code": "Arrearage"}}), "stop"),
+    (raw(400, {"error": {"message": "the provider's words: This model only support stream mode"}}), "stop"),
+    (choice(finish_reason="insufficient_system_resource"), "retry"),
+    # proxies, other servers, a wrong URL
+    (raw(502, "<html>the provider's words</html>", content_type="text/html"), "retry"),
+    (raw(200, "<html>the provider's words</html>", content_type="text/html"), "retry"),
+    (raw(404, "<html>the provider's words</html>"), "stop"),
+    (raw(405, {"detail": "the provider's words"}), "stop"),
+    (raw(407, "the provider's words"), "stop"),
+    (raw(301, "", location="https://elsewhere/the provider's words"), "stop"),
+    (raw(200, 'data: {"choices": [{"delta": {"content": "the provider\'s words"}}]}\n\n'), "stop"),
+    (raw(422, {"detail": [{"msg": "the provider's words"}]}), "next"),
+    (raw(200, "[" * 100_000 + "the provider's words"), "retry"),
+]
+
+
+@pytest.mark.parametrize(("answer", "then"), PROVIDERS)
+def test_each_providers_answer_is_retried_skipped_or_ends_the_run(answer: Answer, then: str) -> None:
+    """What passes is asked again, what belongs to a request ends that request, the rest ends the run; each
+    time with the provider's words.
+    """
+    with chat_server(lambda body, n: answer) as server:
+        (error,), _ = run(ask(server.url))
+    assert type(error) is {"retry": ChatError, "next": ChatRefused, "stop": ChatConfigError}[then]
+    assert len(server.requests) == (4 if then == "retry" else 1)
+    if len(answer[2]) < 300 and "finish_reason" not in answer[2]:
+        assert "the provider's words" in str(error)
+
+
+def test_filtered_requests_alone_never_end_a_run() -> None:
+    """Any number of filtered requests says nothing about the options."""
+    filtered = error_at(400, code="content_filter")
+    with chat_server(lambda body, n: filtered) as server:
+        errors, _ = run(ask(server.url, count=FIRST_REFUSALS + 2))
+    assert {type(error) for error in errors} == {ChatRefused}
+
+
+@pytest.mark.parametrize("finish", ["content_filter", "safety", "SAFETY", "refusal"])
+def test_a_filtered_empty_answer_is_a_refusal(finish: str) -> None:
+    """Whatever word a provider has for its filter."""
+    with chat_server(lambda body, n: completion(None, finish_reason=finish)) as server:
+        (answer,), _ = run(ask(server.url))
+    assert (answer.text, answer.finish_reason) == ("", f"refused: {finish}")
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        "missing",
+        None,
+        {},
+        {"prompt_tokens": 3},
+        {"prompt_tokens": None, "completion_tokens": None},
+        {"prompt_tokens": "3", "completion_tokens": "4"},
+        {"prompt_tokens": -1, "completion_tokens": 4},
+        [],
+    ],
+)
+def test_tokens_that_are_not_reported_are_unknown(usage: Any) -> None:
+    """An answer without readable usage is an answer, and its tokens are unknown rather than 0."""
+    data = json.loads(completion("hi")[2]) | {"usage": usage}
+    if usage == "missing":
+        del data["usage"]
+    with chat_server(lambda body, n: raw(200, data)) as server:
+        (answer,), _ = run(ask(server.url))
+    assert (answer.text, answer.usage_unknown) == ("hi", 1)
+    assert Usage.of(answer, Reply(text="", prompt_tokens=2), answer).usage_unknown == 2
+    with chat_server(lambda body, n: completion("hi")) as server:
+        (answer,), _ = run(ask(server.url))
+    assert answer.usage_unknown == 0
+
+
+class Helper(EndpointConfig):
+    """Reflection."""
+
+    role = "reflection"
+    prefix = "reflection_"
+
+
+class Main(EndpointConfig):
+    """Teacher."""
+
+    role = "teacher"
+    prefix = "policy_"
+
+
+@pytest.mark.parametrize("role", KEY_VARIABLES)
+def test_each_role_has_a_key_of_its_own(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A role sends its own key, without one OPENAI_API_KEY, and its refusal names both variables."""
+    own = KEY_VARIABLES[role][0]
+    assert own.isidentifier()
+
+    async def key(url: str) -> str:
+        async with Endpoint(url=url, model="m", role=role, backoff_s=0.01) as endpoint:
+            with pytest.raises(ChatConfigError, match=f"{own}, else {ANY_KEY}"):
+                await endpoint.chat(HELLO, max_tokens=1, seed=0)
+        return server.headers[-1].get("authorization", "")
+
+    with chat_server(lambda body, n: refusal(401)) as server:
+        for name in [name for names in KEY_VARIABLES.values() for name in names]:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(ANY_KEY, "common\n")
+        assert run(key(server.url)) == "Bearer common"
+        monkeypatch.setenv(own, " own ")
+        assert run(key(server.url)) == "Bearer own"
+
+
+def test_a_role_at_anothers_url_has_the_others_key_and_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a URL of its own it has the other's endpoint, key and fields; a foreign URL gets none."""
+    monkeypatch.setenv("RMSWEB_TEACHER_API_KEY", "teachers")
+    monkeypatch.setenv(ANY_KEY, "common")
+    teacher = Main(url="http://a/v1", model="t", extra={"x": 1}, length_field="limit")
+    alone = Helper().or_else(teacher)
+    assert (alone.url, alone.model, alone.extra, alone.length_field) == (
+        "http://a/v1",
+        "t",
+        {"x": 1},
+        "limit",
+    )
+    assert Helper(extra={"y": 2}, model="h").or_else(teacher).extra == {"y": 2}
+    away = Helper(url="http://b/v1").or_else(teacher)
+    assert (away.url, away.model, away.extra, away.length_field) == ("http://b/v1", "t", None, None)
+
+    async def authorization(helper: EndpointConfig, url: str) -> str:
+        own = replace(helper, url=url)
+        async with own.open(Path(), 1, shares_key=helper.url == teacher.url) as endpoint:
+            await endpoint.chat(HELLO, max_tokens=1, seed=0)
+        return server.headers[-1]["authorization"]
+
+    with chat_server(lambda body, n: completion("ok")) as server:
+        assert run(authorization(alone, server.url)) == "Bearer teachers"
+        assert run(authorization(away, server.url)) == "Bearer common"
+
+
+def test_further_fields_win_and_null_leaves_one_out() -> None:
+    """Temperature, limit and seed may be replaced or left out for models that refuse them."""
+    extra = {"temperature": None, "seed": None, "max_tokens": 9, "reasoning_effort": "low"}
+
+    async def talk(url: str) -> None:
+        config = Main(url=url, model="m", extra=extra)
+        async with config.open(Path(), 1, temperature=0.5) as endpoint:
+            await endpoint.chat(HELLO, max_tokens=1, seed=0)
+
+    with chat_server(lambda body, n: completion("ok")) as server:
+        run(talk(server.url))
+    assert server.requests == [{"model": "m", "messages": HELLO, "max_tokens": 9, "reasoning_effort": "low"}]
 
 
 @pytest.mark.parametrize(

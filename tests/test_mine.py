@@ -72,7 +72,7 @@ def test_splits_do_not_mix_and_undecided_runs_are_counted(pool: list[Path], tmp_
     """Only the asked split is mined; ordinary states are steps of successes that were not mined."""
     out = tmp_path / "out"
     assert call("--pool", *pool, "--out", out, "--ordinary", 50) == 0
-    counts = json.loads((out / "report.json").read_text())
+    counts = json.loads((out / "summary.json").read_text())
     assert (counts["successes"], counts["failures"], counts["undecided"]) == (2, 2, 1)
     mined = {(state.task_id, state.step) for state in read_records(out / "mined.jsonl", MinedState)}
     ordinary = list(read_records(out / "ordinary.jsonl", StepSample))
@@ -100,9 +100,22 @@ def test_followers_are_the_next_steps_of_the_success(pool: list[Path], tmp_path:
         for part in message.parts
         if isinstance(part, Image)
     )
-    assert json.loads((out / "report.json").read_text())["followers"] == len(found)
+    assert json.loads((out / "summary.json").read_text())["followers"] == len(found)
     assert call("--pool", *pool, "--out", tmp_path / "none") == 0
     assert not (tmp_path / "none" / "followers.jsonl").exists()
+
+
+def test_secondary_pairs_need_a_judgement_of_the_work(tmp_path: Path) -> None:
+    """A shorter success whose work was checked is paired with a longer one, unless --no-secondary; a success
+    that only its answer vouches for is in no such pair.
+    """
+    longer = run("open open open select add done", True, name="long")
+    for checked, flags, pairs in ((True, (), 1), (True, ("--no-secondary",), 0), (False, (), 0)):
+        name = f"{checked}{len(flags)}"
+        short = run(GOOD, True, name="short", work_checked=checked)
+        folder = write_folder(tmp_path / f"pool{name}", [short, longer])
+        assert call("--pool", folder, "--out", tmp_path / name, *flags) == 0
+        assert json.loads((tmp_path / name / "summary.json").read_text())["pairs"] == pairs
 
 
 def test_a_pool_is_only_read(pool: list[Path], tmp_path: Path) -> None:
@@ -154,7 +167,7 @@ def test_the_judge_labels_and_a_second_run_asks_nothing(pool: list[Path], tmp_pa
         assert len(server.requests) == asked > 0
     state = next(read_records(out / "mined.jsonl", MinedState))
     assert (state.category, state.label_source) == ("controls", "review")  # the rules say otherwise
-    assert json.loads((out / "report.json").read_text())["scripted"] == ["scripted-failure-judge"]
+    assert json.loads((out / "summary.json").read_text())["scripted"] == ["scripted-failure-judge"]
     assert (tmp_path / "again" / "mined.jsonl").read_bytes() == (out / "mined.jsonl").read_bytes()
 
 

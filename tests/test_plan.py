@@ -1,16 +1,140 @@
-"""The plan of a run, against counts made by hand from the published shapes."""
+"""The plan of a run, against counts made by hand from the published shapes and against what torch keeps."""
+
+import re
+import shlex
 
 import pytest
+import torch
+from tiny_model import tiny_config, tiny_tokenizer
+from transformers import Qwen3VLForConditionalGeneration
 
 import train_rl
-from rmsweb.engine.plan import GIB, SHAPES
+import train_sft
+from rmsweb.engine.distributed import EngineConfig
+from rmsweb.engine.lora import LoraConfig, add_lora
+from rmsweb.engine.packing import Bundle, EncodedPrompt, make_pack
+from rmsweb.engine.plan import GIB, MEMORY, SHAPES, check_memory, layer_bytes
+from rmsweb.engine.policy import PolicyModel
+
+
+def plan(script, *flags):
+    """The tables that `--plan` of a script prints."""
+    return script.make_plan(script.parse_config(script.PlanConfig, [*map(str, flags)]))
 
 
 def of(name="qwen3-vl-8b", *flags):
-    """The plan of the paper's run on 8 GPUs of 80 GiB, with some other flags."""
-    return train_rl.make_plan(
-        train_rl.parse_config(train_rl.PlanConfig, ["--model-shape", name, *map(str, flags)])
+    """The plan of the paper's RL run with shards on 8 GPUs of 80 GiB, with some other flags."""
+    tables = plan(train_rl, "--model-shape", name, "--shard", *flags)
+    return {title.partition(",")[0]: table for title, table in tables.items()}
+
+
+def kept_bytes(layers, tokens, shape, lora, dropout):
+    """Bytes that autograd keeps for the backward pass of a pack, weights left out."""
+    config = tiny_config(tiny_tokenizer(), layers=layers)
+    for name, value in shape.items():
+        setattr(config.text_config, name, value)
+    config.text_config.rope_parameters["mrope_section"] = [6, 5, 5]
+    model = Qwen3VLForConditionalGeneration._from_config(
+        config, dtype=torch.bfloat16, attn_implementation="sdpa"
     )
+    policy = PolicyModel(model, tiny_tokenizer())
+    add_lora(model, rank=lora.lora_rank, alpha=1.0, dropout_p=dropout, scope=lora.lora_scope)
+    model.train()
+    prompt = EncodedPrompt(
+        ids=torch.arange(10, 10 + tokens - 8) % 300,
+        positions=torch.arange(tokens - 8).expand(3, -1),
+        next_position=tokens - 8,
+        image_index=torch.zeros(0, dtype=torch.long),
+        pixel_values=None,
+        image_grid=None,
+    )
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    seen: dict[int, torch.Tensor] = {}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            seen[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy.response_logprobs(make_pack([Bundle(prompt, (torch.arange(20, 28),))], "cpu"))
+    return sum(tensor.untyped_storage().nbytes() for tensor in seen.values())
+
+
+@pytest.mark.parametrize(("scope", "dropout"), [("attn", 0.0), ("language", 0.0), ("language", 0.05)])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"hidden_size": 128}, {"intermediate_size": 384}, {"num_attention_heads": 8}, {"head_dim": 64}],
+    ids=lambda change: next(iter(change), "base"),
+)
+def test_activations_are_what_torch_keeps(scope, dropout, change):
+    """One more decoder layer keeps what the plan says, within 2%, whichever width changes."""
+    shape = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32} | change
+    lora, tokens = LoraConfig(lora_rank=8, lora_scope=scope), 512
+    one, two = (kept_bytes(layers, tokens, shape, lora, dropout) for layers in (1, 2))
+    text = tiny_config(tiny_tokenizer()).text_config
+    for name, value in shape.items():
+        setattr(text, name, value)
+    assert (two - one) / tokens == pytest.approx(layer_bytes(text, lora, dropout), rel=0.02)
+
+
+def test_a_run_that_cannot_fit_is_refused_in_one_line():
+    """The largest table against the free bytes of a GPU; the flags that help and are off are named."""
+    tables = plan(train_rl, "--model-shape", "qwen3-vl-32b")
+    with pytest.raises(ValueError, match="--shard, a smaller --token-budget") as refused:
+        check_memory(tables, 80 * GIB, EngineConfig())
+    assert "--recompute" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="--recompute"):
+        check_memory(
+            plan(train_rl, "--model-shape", "qwen3-vl-8b", "--no-recompute"),
+            80 * GIB,
+            EngineConfig(recompute=False),
+        )
+    check_memory(
+        plan(train_rl, "--model-shape", "qwen3-vl-32b", "--shard"), 80 * GIB, EngineConfig(shard=True)
+    )
+
+
+def test_recompute_is_on_on_a_gpu_alone_unless_given():
+    """Run and plan read one default."""
+    assert [EngineConfig().recomputes(device) for device in ("cuda", "cpu")] == [True, False]
+    for given in (True, False):
+        assert (
+            EngineConfig(recompute=given).recomputes("cuda")
+            is given
+            is EngineConfig(recompute=given).recomputes("cpu")
+        )
+    run = ["--model", "m", "--out", "o"]
+    for script, data in ((train_rl, "--states"), (train_sft, "--samples")):
+        config = script.parse_config(script.Config, [*run, data, "x"])
+        planned = script.parse_config(script.PlanConfig, [*run, data, "x"])
+        assert config.engine == planned.engine
+        assert config.lora == planned.lora
+
+
+GPU_COMMANDS = re.findall(
+    r"^torchrun (.*?) (train_\w+)\.py (.*)$",
+    (SHAPES.parents[2] / "README.md").read_text(encoding="utf-8").replace("\\\n", " "),
+    re.MULTILINE,
+)
+
+
+def test_the_readme_names_gpu_commands():
+    """Both scripts, both sizes, one node and two."""
+    assert len(GPU_COMMANDS) >= 4
+
+
+@pytest.mark.parametrize(("start", "name", "flags"), GPU_COMMANDS, ids=lambda text: text[:30])
+def test_the_readmes_gpu_commands_fit(start, name, flags):
+    """On nodes of 8 GPUs with 80 GiB each, with 4 GiB left for allocator and CUDA context."""
+    nodes = re.search(r"--nnodes (\d+)", start)
+    words = shlex.split(flags)
+    size = "32b" if "32" in words[words.index("--model") + 1] + flags else "8b"
+    script = {"train_rl": train_rl, "train_sft": train_sft}[name]
+    world = 8 * int(nodes[1] if nodes else 1)
+    tables = plan(script, *words, "--model-shape", f"qwen3-vl-{size}", "--world-size", world)
+    assert max(sum(tables[title].values()) for title in MEMORY if title in tables) < 76 * GIB
 
 
 @pytest.mark.parametrize(
@@ -67,8 +191,7 @@ def test_memory_of_the_8b_model_by_hand():
     )  # 4 of the 8 prompts of a GPU fit into the sampler's cache
     rows, each = (
         20_480,
-        2 * (4 * 4096 + 3 * (4096 + 1024) + 1024 + 4096 + 4 * 12288)
-        + 4 * (2 * 4096 + 2 * (4096 + 1024) + 3 * 4096 + 4096),
+        8 * (4096 + 4096 + 1024) + 6 * 12288 + 8 * 32 + 4 * 8 + 8 + 4 * (4 * 4096) + 4 * 4 * 64,
     )
     assert training["activations"] == 36 * 2 * 4096 * rows + each * rows
     assert of("qwen3-vl-8b", "--no-recompute")["training"]["activations"] == 36 * each * rows
@@ -78,7 +201,7 @@ def test_work_of_a_step_by_hand():
     """128 groups of one pack each: 64 with 8 answers, 64 with the target as ninth; scoring adds two probes to
     the old pass and none to the reference.
     """
-    work = of()["work"]
+    work = of()["a step"]
     assert (work["accepted groups"], work["retained groups"], work["optimizer steps"]) == (64, 64, 8)
     assert (work["packs updated"], work["packs scored"]) == (128, 256)
     assert (work["forward passes of a GPU"], work["backward passes of a GPU"]) == (48, 16)
@@ -86,7 +209,7 @@ def test_work_of_a_step_by_hand():
     assert (work["update tokens, packed"], work["update tokens, unpacked"]) == (packed, separate)
     assert work["packing saves (times)"] == separate / packed
     # 12,000 + 4 x 2048 fit into a row of 20,480: two packs a group, three with the target
-    longest = of("qwen3-vl-8b", "--response-tokens", 2048)["work"]
+    longest = of("qwen3-vl-8b", "--response-tokens", 2048)["a step"]
     assert longest["packs updated"] == 64 * 2 + 64 * 3
 
 
@@ -115,6 +238,7 @@ def test_the_script_prints_the_plan(capsys, name, world):
                 name,
                 "--world-size",
                 str(world),
+                "--shard",
                 "--states",
                 "gone.jsonl",
                 "--lora-rank",

@@ -19,6 +19,7 @@ from rmsweb.jsonl import read_records
 from rmsweb.playground import expert, teacher
 from rmsweb.playground.__main__ import main
 from rmsweb.playground.base_model import build_tokenizer
+from rmsweb.playground.environment import PlaygroundEnvironment
 from rmsweb.playground.server import Server
 from rmsweb.playground.sites import SITES, SiteSession
 from rmsweb.playground.sites.page import Page
@@ -444,3 +445,80 @@ def test_task_files_hold_no_answer(tmp_path: Path) -> None:
                 environment={"template": "shop.buy", "seed": 0},
             )
         )
+
+
+class Window:
+    """A browser session that only the environment looks at."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, str] = {}
+
+    async def reset(self) -> None:
+        pass
+
+    async def set_cookie(self, *words: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_check_of_the_work_is_told_from_one_of_the_answer(template: str) -> None:
+    """Tasks that leave something on the server are judged by it (`work`), questions by their answer."""
+
+    async def kind() -> str:
+        place, window, world = PlaygroundEnvironment(), Window(), make_world(template, 0, "train")
+        await place.start()
+        try:
+            await place.reset(window, world.task())  # type: ignore[arg-type]
+            source = Source(script="evaluate", policy="p", seed=0)
+            run = Trajectory(
+                trajectory_id="t",
+                task=world.task(),
+                source=source,
+                steps=(),
+                ended="done",
+                final_text=None,
+                declared_success=True,
+            )
+            return (await place.check(window, run)).judge  # type: ignore[arg-type]
+        finally:
+            await place.stop()
+
+    assert asyncio.run(kind()) == ("check" if make_world(template, 0, "train").fact else "work")
+
+
+def test_a_person_finds_what_the_home_page_names() -> None:
+    """Without a task's cookie: a search lists it first, the cart tells price and option, unknown pages are
+    404 with the page of before, and pages of a task do not change.
+    """
+    running = Server().start()
+
+    def get(path: str) -> tuple[int, str]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{running.port}{path}", headers={"Host": "shop.localhost"}
+        )
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+
+    try:
+        named = re.findall(r"/item\?name=(\w+)", get("/")[1])
+        assert len(set(named)) == 4
+        for name in named:
+            assert f"/item?name={name}" in get(f"/search?product={name}")[1]
+        world = make_world("shop.buy", 0, "train")
+        chosen = world.want.get("color", "red")
+        get(f"/choose?next=/&name=color&value={chosen}")
+        get(f"/add?name={named[0]}")
+        cart = get("/cart")[1]
+        assert "price" in cart
+        assert f"color {chosen}" in cart
+        assert get("/offers")[0] == get("/wishlist")[0] == 200
+        status, unknown = get("/no-such-page")
+        assert (status, "shop other" in unknown) == (404, True)
+        task = SiteSession(world)
+        assert isinstance(page := task.request("shop.localhost", "/no-such-page", {}), Page)
+        assert page.status == 200
+    finally:
+        running.stop()

@@ -14,8 +14,8 @@ from rmsweb.browser.state import fingerprint, render_nodes
 from rmsweb.jsonl import RecordError, write_json
 from rmsweb.prompt import (
     PromptConfig,
-    approximate_tokens,
     build_prompt,
+    checkpoint_prompt_config,
     differing_fields,
     extraction_messages,
     image_size,
@@ -23,9 +23,9 @@ from rmsweb.prompt import (
     load_prompt_config,
     load_shared_prompt_config,
     render_text,
-    token_counter,
 )
 from rmsweb.records import Action, ActionResult, AgentOutput, Element, Image, Observation, Step, Text
+from rmsweb.tokens import approximate_tokens, token_counter
 
 SMALL = PromptConfig(
     blocks=("title", "image"),
@@ -265,3 +265,28 @@ def test_token_counter_counts_control_tokens_as_text(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="tokenizer"):
         token_counter(tmp_path / "nowhere")
     assert token_counter(None) is approximate_tokens
+
+
+def test_truncation_and_padding_of_a_tokenizer_do_not_count(tmp_path: Path) -> None:
+    """A tokenizer.json that cuts and fills its batches counts every token of a text, and no other."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "[PAD]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert [token_counter(tmp_path)("a " * number) for number in (1, 3, 100)] == [1, 3, 100]
+
+
+def test_a_checkpoint_behind_an_endpoint_brings_its_prompt_config(tmp_path: Path) -> None:
+    """Its own configuration is used; another one that is given is refused by the field that differs."""
+    other = tmp_path / "other.json"
+    write_json(other, dataclasses.replace(SMALL, history_steps=SMALL.history_steps + 1))
+    assert checkpoint_prompt_config(None, None) == PromptConfig()
+    assert checkpoint_prompt_config(tmp_path, None) == PromptConfig()
+    write_json(tmp_path / "prompt_config.json", SMALL)
+    assert checkpoint_prompt_config(tmp_path, None) == SMALL
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert checkpoint_prompt_config(tmp_path / "tokenizer.json", None) == SMALL
+    assert checkpoint_prompt_config(tmp_path, tmp_path / "prompt_config.json") == SMALL
+    with pytest.raises(ValueError, match="history_steps"):
+        checkpoint_prompt_config(tmp_path, other)

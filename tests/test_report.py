@@ -1,21 +1,35 @@
-"""Laws of the report: figures from records alone, escaped texts, relative links, scripted roles by name."""
+"""Laws of the report: figures from records alone, every run listed, texts as text, links that resolve."""
 
 import json
 import math
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mining_world import BAD, EVIL, GOOD, held_out, run, write_folder
+from mining_world import BAD, CONFIG, EVIL, GOOD, held_out, run, write_folder
 
 import mine
-from rmsweb.config import main_guard
+from rmsweb.config import Config, main_guard, opt
 from rmsweb.evaluation.figures import Results
+from rmsweb.jsonl import read_records
+from rmsweb.prompt import build_prompt
+from rmsweb.records import MinedState, Text
 from rmsweb.report.__main__ import main
 from rmsweb.report.charts import Point, layout, ticks
 from rmsweb.report.page import TEMPLATES
+from rmsweb.runs import RunWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Config):
+    """A script's flags."""
+
+    tasks: Path = opt(help="task file")
+    max_steps: int = opt(50, "turns")
 
 
 class Page(HTMLParser):
@@ -82,16 +96,160 @@ def test_the_page_shows_the_runs_that_turned(tmp_path: Path) -> None:
 
 
 def test_page_text_is_escaped_and_links_are_relative(tmp_path: Path) -> None:
-    """Markup in texts of a run stays text; the page loads nothing but pictures that lie beside it."""
+    """Markup in texts of a run stays text; the page loads nothing but files that lie beside it."""
     folder = held_out(tmp_path / "sft", "+-", hostile=True)
     assert call(folder) == 0
     page = page_of(folder)
-    assert "script" not in page.tags
-    assert EVIL in page.text
-    assert page.sources
-    assert all(
-        not address.startswith(("/", "http")) and (folder / address).is_file() for address in page.sources
-    )
+    assert page.tags.count("script") == 1
+    own = [address for address in page.sources if not address.startswith(("#", "data:,"))]
+    assert own
+    assert all((folder / address).is_file() for address in own)
+    for file in (folder / "report_files").glob("*.js"):
+        if file.name != "viewer.js":
+            assert "<" not in file.read_text(encoding="ascii")
+    assert EVIL in json.dumps(loaded(folder, "lists"), ensure_ascii=False).replace('\\"', '"')
+
+
+def loaded(folder: Path, name: str) -> Any:
+    """The data of a file of the report in a folder."""
+    text = (folder / "report_files" / f"{name}.js").read_text(encoding="ascii")
+    return json.loads(text.removeprefix(f'loaded("{name}",').removesuffix(");\n"))
+
+
+def test_every_run_is_listed_and_its_file_shows_what_the_policy_saw(tmp_path: Path) -> None:
+    """The list holds all runs with outcome, mode, end, tokens and cost; a run's file has each step's
+    prompt as it was sent, the answer's fields, results and boxes.
+    """
+    folder = held_out(tmp_path / "sft", "+-?" * 4)
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"p": {"prompt": 1, "completion": 2}}')
+    assert call(folder, "--out", tmp_path / "out", "--prices", prices) == 0
+    rows = loaded(tmp_path / "out", "lists")["runs"]
+    assert [row["key"] for row in rows] == [f"sft/t{task}.n{run}" for task in range(4) for run in range(3)]
+    assert {row["outcome"] for row in rows} == {"success", "failure"}
+    assert all(bool(row["mode"]) == (row["outcome"] == "failure") for row in rows)
+    assert rows[0]["cost"] == "0.0000"
+    found = next(Results(folder).trajectories())
+    shown = loaded(tmp_path / "out", rows[0]["file"])
+    for number, step in enumerate(shown["steps"]):
+        sent = build_prompt(
+            CONFIG,
+            task_text=found.task.text,
+            observation=found.steps[number].observation,
+            history=found.steps[:number],
+        )
+        texts = [part.text for message in sent.messages for part in message.parts if isinstance(part, Text)]
+        assert "".join(part["text"] for part in step["prompt"] if part["tag"] != "image") == "".join(texts)
+        assert step["note"] == ""
+        assert [box["index"] for box in step["boxes"]] == list(sent.indices)
+        assert step["goal"].startswith("goal ")
+        assert step["results"][0]["message"].startswith("did ")
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Two folders that are called alike keep their figures, and one that is given twice counts once."""
+    a, b = held_out(tmp_path / "a/sft", "+++"), held_out(tmp_path / "b/sft", "---")
+    assert call(a, b, a, "--out", tmp_path / "out") == 0
+    policies = json.loads((tmp_path / "out" / "summary.json").read_text())["policies"]
+    assert {name: found["pass1"] for name, found in policies.items()} == {"a/sft": 1.0, "b/sft": 0.0}
+
+
+def test_a_runs_own_summary_stays(tmp_path: Path) -> None:
+    """A report written into a run folder does not replace the summary that the run wrote."""
+    folder = held_out(tmp_path / "sft", "+")
+    (folder / "summary.json").write_text('{"policy": "p"}')
+    assert call(folder) == 0
+    assert json.loads((folder / "summary.json").read_text()) == {"policy": "p"}
+
+
+def test_the_head_says_where_a_run_comes_from(tmp_path: Path) -> None:
+    """Date, commit, machine, command, and the settings that differ from the defaults, with the default."""
+    folder = held_out(tmp_path / "sft", "+")
+    with RunWriter(
+        folder, Settings(tasks=Path("t"), max_steps=9), resume=True, may_differ=("tasks", "max_steps")
+    ):
+        written = json.loads((folder / "env.json").read_text())
+    assert written["commit"] == "" or len(written["commit"].removesuffix("-dirty")) == 40
+    written |= {"commit": "c0ffee", "argv": ["evaluate.py", "--max-steps", "9 <b>"], "cpu": "abacus"}
+    (folder / "env.json").write_text(json.dumps(written))
+    assert call(folder, "--out", tmp_path / "out") == 0
+    shown = page_of(tmp_path / "out").text
+    for words in (written["started"][:10], "c0ffee", "abacus", "python evaluate.py --max-steps '9 <b>'"):
+        assert words in shown
+    assert 'tasks = "t" max_steps = 9 default 50' in shown
+    (folder / "env.json").write_text('{"argv": 5}')
+    assert call(folder, "--out", tmp_path / "out") == 2
+
+
+def test_a_pair_shows_the_steps_of_its_runs(tmp_path: Path) -> None:
+    """Both sides of a mined pair lead to the step of the run whose picture they have, and to no other run."""
+    pool = write_folder(tmp_path / "pool", [run(GOOD, True), run(BAD, False, name="b")])
+    assert mine.main(["--pool", str(pool), "--out", str(tmp_path / "mined")]) == 0
+    assert call(pool, tmp_path / "mined", "--out", tmp_path / "out") == 0
+    lists = loaded(tmp_path / "out", "lists")
+    files = {row["key"]: row["file"] for row in lists["runs"]}
+    assert lists["pairs"]
+    for side in (side for pair in lists["pairs"] for side in pair["sides"]):
+        assert side["file"] == files[side["run"]]
+        step = loaded(tmp_path / "out", side["file"])["steps"][side["step"] - 1]
+        assert (step["url"], step["actions"]) == (side["url"], side["actions"])
+    assert call(tmp_path / "mined", "--out", tmp_path / "alone") == 0
+    assert all("file" not in side for side in loaded(tmp_path / "alone", "lists")["pairs"][0]["sides"])
+
+
+def rollouts(mined: Path, rl: Path) -> None:
+    """Write an RL folder that sampled every mined state twice, and one state that no folder holds."""
+    states = list(read_records(mined / "mined.jsonl", MinedState))
+    answers = [{"reward": 1.0, "why": "1 (exact)", "text": EVIL}, {"reward": 0.3, "why": "0.3", "text": "b"}]
+    lines = [
+        {
+            "step": step,
+            "state": name,
+            "category": "evidence",
+            "gate": "accepted",
+            "target": target,
+            "rollouts": answers,
+        }
+        for step in (1, 11)
+        for name, target in [*((state.state_id, state.target_text) for state in states), ("gone", "x")]
+    ]
+    rl.mkdir()
+    (rl / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn": ')
+    (rl / "metrics.jsonl").write_text('{"step": 1, "std_rejected_frac": 0.5}\n')
+
+
+def test_groups_show_state_answers_rewards_and_gate(tmp_path: Path) -> None:
+    """Each line of rollouts.jsonl is a group with its answers and reasons; a state that a given folder holds
+    has its prompt and the step of its run. An unfinished last line is left out, a wrong one is named.
+    """
+    pool = write_folder(tmp_path / "pool", [run(GOOD, True), run(BAD, False, name="b")])
+    assert mine.main(["--pool", str(pool), "--out", str(tmp_path / "mined")]) == 0
+    rollouts(tmp_path / "mined", tmp_path / "rl")
+    assert call(pool, tmp_path / "mined", tmp_path / "rl", "--out", tmp_path / "out") == 0
+    groups = loaded(tmp_path / "out", "lists")["groups"]
+    assert [group["step"] for group in groups] == [1, 1, 11, 11]
+    known, gone = groups[:2]
+    assert loaded(tmp_path / "out", known["file"])["answers"][0] == {
+        "reward": "1.00",
+        "why": "1 (exact)",
+        "text": EVIL,
+    }
+    assert known["sides"][0]["run"] == "pool/t0.a"
+    assert loaded(tmp_path / "out", known["state_file"])["prompt"][0]["tag"] == "system"
+    assert not gone["sides"]
+    (tmp_path / "rl/rollouts.jsonl").write_text('{"step": "1"}\n')
+    assert call(tmp_path / "rl", "--out", tmp_path / "out") == 2
+
+
+def test_a_picture_outside_of_its_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run folder may come from a stranger: a record that names a file elsewhere ends the report."""
+    folder = held_out(tmp_path / "sft", "+")
+    path = folder / "trajectories.rank0.jsonl"
+    path.write_text(path.read_text().replace("screenshots/", "../../screenshots/"))
+    assert call(folder) == 2
+    assert "outside" in capsys.readouterr().err
 
 
 def test_scripted_roles_are_named(tmp_path: Path) -> None:
@@ -112,7 +270,7 @@ def test_every_section_has_its_folder(tmp_path: Path) -> None:
     collected = write_folder(
         tmp_path / "collect", [run(GOOD, True, script="collect"), run(BAD, False, name="b", script="collect")]
     )
-    (collected / "report.json").write_text(
+    (collected / "summary.json").write_text(
         json.dumps(
             {"tasks": 1, "attempts": 2, "samples": {"action": 4}, "solve@2_failed_round_1": [0.0, 0.5]}
         )
@@ -137,8 +295,9 @@ def test_every_section_has_its_folder(tmp_path: Path) -> None:
         "Gates",
         "Rejected by each gate",
         "SFT loss",
-        "Runs",
-        "instead of",
+        "nats a token",
+        "Band: the paper's course, std gate 0.32 to 0.44",
+        "Look at the mined pairs",
         "86.4",
         "No evaluation of held-out tasks",
     ):
@@ -152,6 +311,37 @@ def test_bad_input_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "rl" / "metrics.jsonl").write_text('{"step": 1}\nnot json\n')
     assert call(tmp_path / "rl") == 2
     assert "metrics.jsonl:2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("summary.json", '{"samples": 5}'),
+        ("summary.json", '{"samples": {"action": "x"}}'),
+        ("env.json", '{"defaults": []}'),
+        ("rollouts.jsonl", '{"step": 1}\n'),
+        ("prompt_config.json", "[]"),
+    ],
+)
+def test_a_file_of_other_types_ends_in_one_line(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of a stranger may hold anything: exit code 2 and one line that names the folder."""
+    folder = write_folder(tmp_path / "collect", [run(GOOD, True, script="collect")])
+    (folder / name).write_text(text)
+    assert call(folder, "--out", tmp_path / "out") == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert str(folder) in told
+
+
+def test_a_line_of_metrics_without_a_step_is_no_point(tmp_path: Path) -> None:
+    """Lines that another tool added to metrics.jsonl are left out of the curves."""
+    (tmp_path / "rl").mkdir()
+    lines = ({"std_rejected_frac": 0.5}, {"step": 1, "std_rejected_frac": 0.25})
+    (tmp_path / "rl" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert call(tmp_path / "rl", "--out", tmp_path / "out") == 0
+    assert "std gate 0.25" in page_of(tmp_path / "out").text
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
@@ -177,3 +367,14 @@ def test_a_chart_takes_any_numbers(points: list[tuple[float, float]]) -> None:
     assert ("<svg" in drawn) == any(math.isfinite(y) for _, y in points)
     assert "nan" not in drawn.replace("legend", "")
     assert (layout(series) is None) == ("<svg" not in drawn)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 500)), min_size=1, max_size=400))
+def test_counts_and_steps_have_whole_ticks_and_every_chart_few_columns(points: list[tuple[int, int]]) -> None:
+    """Ticks of counts and of steps are whole numbers within the axis; a long curve stays a small page."""
+    chart = layout({"x": [Point(x, y) for x, y in points]}, counts=True)
+    assert chart is not None
+    assert all(float(tick.value).is_integer() for tick in (*chart.x_ticks, *chart.y_ticks))
+    assert all(0 <= tick.at <= 1 for tick in (*chart.x_ticks, *chart.y_ticks))
+    assert 1 <= len(chart.columns) <= 200
+    assert all(0 <= column.left <= column.x <= column.right <= 1 for column in chart.columns)

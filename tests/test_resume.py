@@ -138,7 +138,7 @@ def test_collection_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Pat
         assert len(rounds) == 5 or sum(won for _, won in rounds) == 2
     samples = list(read_records(out / "samples.jsonl", StepSample))
     assert len({sample.sample_id for sample in samples}) == len(samples) > 0
-    assert json.loads((out / "report.json").read_text())["attempts"] == len(found)
+    assert json.loads((out / "summary.json").read_text())["attempts"] == len(found)
 
 
 def test_evaluation_survives_a_kill(tmp_path: Path, teacher_url: str, tasks: Path) -> None:

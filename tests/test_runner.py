@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from rmsweb.browser.chromium import BrowserDied
-from rmsweb.runner import EpisodeConfig, Job, Outcome, Worker, run_jobs
+from rmsweb.llm import ChatRefused
+from rmsweb.pool import Job, Outcome, Worker, run_jobs
+from rmsweb.runner import EpisodeConfig
 
 
 class FakeBrowser:
@@ -108,6 +110,15 @@ def test_an_endpoint_that_does_not_answer_fails_the_job_alone() -> None:
 
     with pytest.raises(ConnectionError):
         Pool().run(none, count=30)
+
+
+def test_refusals_end_no_run() -> None:
+    """Requests that an endpoint refuses are left alone, however many there are in a row."""
+
+    async def refused(name: str, worker: Worker) -> None:
+        raise ChatRefused("filtered")
+
+    assert len(Pool().run(refused, count=30).failed) == 30
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), FileNotFoundError("missing"), KeyError("bug")])

@@ -178,6 +178,7 @@ def test_success_on_dev_episodes_chooses_the_best_checkpoint(world, tmp_path, mo
         "(out / 'summary.json').write_text(json.dumps({'pass1': value}))\n"
     )
     monkeypatch.setattr(train_rl, "EVALUATE", script)
+    (tmp_path / "dev.jsonl").write_text("tasks")
     out = tmp_path / "a"
     run(
         world,
@@ -444,3 +445,36 @@ def test_impossible_runs_are_refused_by_name(world, tmp_path):
         with pytest.raises(ValueError, match=r"expected|must be"):
             run(world, tmp_path / "x", flag, value)
     assert not (tmp_path / "x" / "checkpoint-last").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            [{"accepted": 3, "retained": 1}, {"accepted": 1, "retained": 0}],
+            "5 groups trained in 2 updates; best",
+        ),
+        ([{"accepted": 0, "retained": 2}], "2 groups trained in 2 updates; no group was ever accepted; best"),
+        (
+            [{"states": 4}, {"accepted": 0, "retained": 0}],
+            "0 groups trained in 2 updates; nothing was ever accepted",
+        ),
+    ],
+)
+def test_the_last_line_says_what_a_run_came_to(lines, words):
+    """Groups, updates, the best step and the folder; a run that learned nothing says so."""
+    facts = {"steps": 7, "updates": 2, "best_step": 3}
+    text = train_rl.closing_line(Path("runs/rl"), facts, lines)
+    assert text.startswith("runs/rl: 7 steps, ")
+    assert words in text
+    assert text.endswith("best step 3, in checkpoint-best")
+    del facts["best_step"]
+    assert train_rl.closing_line(Path("o"), facts, lines).endswith("the last weights are in checkpoint-best")
+
+
+def test_dev_flags_without_dev_episodes_are_refused():
+    """A flag that would be ignored is named."""
+    with pytest.raises(ValueError, match="--dev-flags '--runs 1' needs --dev-episodes"):
+        train_rl.parse_config(
+            train_rl.Config, ["--model", "m", "--states", "s", "--out", "o", "--dev-flags", "--runs 1"]
+        )

@@ -8,21 +8,45 @@ rho cannot come in through the teacher's mouth.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from rmsweb.agent import has_stalled
 from rmsweb.browser.actions import action_span, canonical_text
+from rmsweb.config import Config, opt
 from rmsweb.jsonl import RecordError, inside
-from rmsweb.prompt import CountTokens, PromptConfig, build_prompt, extraction_messages
+from rmsweb.prompt import PromptConfig, build_prompt, extraction_messages
 from rmsweb.records import Judgement, Message, Step, StepSample, Trajectory, is_success, sha256_text
+from rmsweb.tokens import CountTokens
 
-MIN_STEPS, MAX_STEPS = 3, 30  # effective steps of a kept trajectory (Sec. 3)
 GUIDE_LINE_CHARS = 40  # an answer may hold a shorter line of a guide by chance
 
 # ----------------------------------------------------------------------------------------- the quality filter
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig(Config):
+    """Quality filter."""
+
+    min_effective_steps: int = opt(
+        3, "shortest success that gives samples, in effective steps", paper=3, at_least=0
+    )
+    max_effective_steps: int = opt(
+        30, "longest success that gives samples, in effective steps", paper=30, at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_effective_steps > self.max_effective_steps:
+            raise ValueError(
+                f"--min-effective-steps {self.min_effective_steps}: expected at most --max-effective-steps "
+                f"({self.max_effective_steps})"
+            )
+
+
+FILTER = FilterConfig()  # of the paper
 
 
 def effective_steps(steps: Iterable[Step]) -> int:
@@ -32,12 +56,16 @@ def effective_steps(steps: Iterable[Step]) -> int:
     )
 
 
-def quality_filter(trajectory: Trajectory, judgement: Judgement | None) -> str | None:
+def quality_filter(
+    trajectory: Trajectory, judgement: Judgement | None, config: FilterConfig = FILTER
+) -> str | None:
     """Return why a trajectory gives no samples (Sec. 3), None where it does.
 
-    One of not_success, parse_failure, incomplete, stalled, too_short, too_long.
+    One of unjudged, not_success, parse_failure, incomplete, stalled, too_short, too_long.
     """
     steps = trajectory.steps
+    if judgement is None:
+        return "unjudged"
     if not is_success(trajectory, judgement):
         return "not_success"
     if any(step.parse_failure for step in steps):
@@ -48,9 +76,9 @@ def quality_filter(trajectory: Trajectory, judgement: Judgement | None) -> str |
     if has_stalled(steps):
         return "stalled"
     count = effective_steps(steps)
-    if count < MIN_STEPS:
+    if count < config.min_effective_steps:
         return "too_short"
-    return "too_long" if count > MAX_STEPS else None
+    return "too_long" if count > config.max_effective_steps else None
 
 
 # ------------------------------------------------------------------------------------------------- flattening

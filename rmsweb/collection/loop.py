@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from rmsweb.collection.filters import quality_filter
+from rmsweb.collection.filters import FILTER, FilterConfig, quality_filter
 from rmsweb.config import Config, opt
 from rmsweb.prompt import request
 from rmsweb.records import Judgement, Message, Policy, Trajectory, is_success
@@ -95,14 +95,14 @@ class Attempt:
     guide_out: str | None = None
 
     @classmethod
-    def of(cls, trajectory: Trajectory, judgement: Judgement | None) -> Self:
+    def of(cls, trajectory: Trajectory, judgement: Judgement | None, config: FilterConfig = FILTER) -> Self:
         """Return a trajectory with its judgement as an attempt."""
         return cls(
             task_id=trajectory.task.task_id,
             round=trajectory.source.round,
             success=is_success(trajectory, judgement),
             steps=len(trajectory.steps),
-            reason=quality_filter(trajectory, judgement),
+            reason=quality_filter(trajectory, judgement, config),
             guide_out=trajectory.guide_out,
         )
 
@@ -155,8 +155,10 @@ async def collect_task(
 # -------------------------------------------------------------------------------------------------- the yield
 
 
-def solve_at(attempts: Iterable[Attempt], config: LoopConfig) -> list[float]:
+def solve_at(attempts: Iterable[Attempt], config: LoopConfig) -> list[float | None]:
     """Return the share of the tasks solved by round 1, 2, ..., `config.rounds` (App. C), each in [0, 1].
+
+    Each is None without tasks.
 
     A task is solved by its `config.successes`-th success.
 
@@ -173,7 +175,8 @@ def solve_at(attempts: Iterable[Attempt], config: LoopConfig) -> list[float]:
     rank = config.successes - 1
     solved = [sorted(rounds)[rank] for rounds in wins.values() if len(rounds) > rank]
     return [
-        sum(last <= number for last in solved) / max(1, len(wins)) for number in range(1, config.rounds + 1)
+        sum(last <= number for last in solved) / len(wins) if wins else None
+        for number in range(1, config.rounds + 1)
     ]
 
 

@@ -53,8 +53,16 @@ class EngineConfig(Config):
     )
     device: Literal["auto", "cpu", "cuda"] = opt("auto", "where to compute")
     shard: bool = opt(False, "shard the weights over the ranks (FSDP2); off: every rank holds them all")
-    recompute: bool = opt(False, "recompute decoder layers in backward: less memory, about a third slower")
+    recompute: bool | None = opt(
+        None,
+        "recompute decoder layers in backward: less memory, about a third slower (without it: on a GPU)",
+    )
+    check_memory: bool = opt(True, "on a GPU: refuse a run whose plan exceeds the free memory")
     threads: int = opt(0, "torch threads of a process; 0: torch's default", at_least=0)
+
+    def recomputes(self, device: str) -> bool:
+        """Return whether layers are recomputed on a kind of device, cpu or cuda."""
+        return device == "cuda" if self.recompute is None else self.recompute
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ Shapes: R tokens of an answer.
 ours: no weight decay on vectors (norms, biases); adapters are matrices and decay.
 """
 
-import hashlib
 import math
 import resource
 import time
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rmsweb.config import Config, flat, opt, part
+from rmsweb.config import Config, flat, opt, part, rank
 from rmsweb.engine.checkpoints import (
     load_training_state,
     save_checkpoint,
@@ -45,9 +44,10 @@ from rmsweb.engine.packing import (
 )
 from rmsweb.engine.policy import PolicyModel, recompute_layers
 from rmsweb.jsonl import RecordError, read_records
+from rmsweb.pictures import check_picture
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import MinedState, Split, StepSample
-from rmsweb.runs import RunWriter
+from rmsweb.records import Image, MinedState, Split, StepSample, sha256_text
+from rmsweb.runs import Inputs, RunWriter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,11 @@ class TrainerConfig(Config):
     optimizer: OptimizerConfig = part(OptimizerConfig)
     engine: EngineConfig = part(EngineConfig)
 
+    def inputs(self) -> Inputs:
+        """Return the files that a resumed run must find unchanged, by flag."""
+        local = Path(self.model)
+        return {"model": (local,) if local.is_dir() else ()}
+
 
 # ------------------------------------------------------------------------------------------ data and policy
 
@@ -80,8 +85,9 @@ def read_samples(
     """Yield the samples and mined states of the files in order, each with its run folder.
 
     Raises RecordError for a file of something else; ValueError naming file and sample where the prompt
-    configuration or the split differs.
+    configuration or the split differs, or where a picture is not what the record says (the first rank looks).
     """
+    checked = set[tuple[Path, Image]]()
     for file in files:
         with open(file, encoding="utf-8") as lines:
             header = lines.readline().strip()
@@ -99,6 +105,11 @@ def read_samples(
                 )
             if sample.split != split:
                 raise ValueError(f"{name} is of split {sample.split}, expected {split}")
+            pieces = (piece for message in sample.messages for piece in message.parts)
+            for image in (piece for piece in pieces if isinstance(piece, Image)):
+                if rank() == 0 and (file.parent, image) not in checked:
+                    checked.add((file.parent, image))
+                    check_picture(image, file.parent)
             yield sample, file.parent
 
 
@@ -133,7 +144,7 @@ def prepare_policy(
             dropout_p=lora_dropout,
             scope=lora.lora_scope,
         )
-    if engine.recompute:
+    if engine.recomputes(ranks.device.type):
         recompute_layers(policy.model)
     if engine.shard:
         shard_policy(policy, ranks, torch.bfloat16 if half else None)
@@ -258,23 +269,6 @@ class Optimizer:
 # ---------------------------------------------------------------------------------------------- the trainer
 
 
-def data_digest(items: Iterable[Any]) -> str:
-    """Return a short digest of what a run trains on, in order.
-
-    Ranks must agree on it, and a resumed run must find it again.
-    """
-    return hashlib.sha256("\n".join(map(repr, items)).encode()).hexdigest()[:16]
-
-
-def check_data(before: str, now: str, out: Path) -> None:
-    """Raise ValueError where a resumed run would train on other data than before."""
-    if before != now:
-        raise ValueError(
-            f"{out}: the run was started with other data (digest {before}, now {now}); resume with the same "
-            "files or choose another --out"
-        )
-
-
 def peak_memory_gb(device: torch.device) -> float:
     """Return the peak memory of this process so far in GiB: of its GPU, or resident memory on a CPU."""
     if device.type == "cuda":
@@ -312,17 +306,17 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config, ranks = self.config, self.ranks
-        self.digest, self.progress, self.started = data_digest(self.data), Progress(), time.perf_counter()
-        ranks.agree({"the data (digest)": self.digest})
-        free = ("threads", "token_budget", "save_every", *self.may_differ)
-        self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free)
+        self.progress, self.started = Progress(), time.perf_counter()
+        ranks.agree({"the data": sha256_text("\n".join(map(repr, self.data)))})
+        free = ("threads", "token_budget", "save_every", "recompute", "check_memory", *self.may_differ)
+        inputs = config.inputs() if ranks.is_main else {}  # one rank compares
+        self.folder = RunWriter(config.out, config, resume=config.resume, may_differ=free, inputs=inputs)
         parameters = trained_parameters(self.policy).values()
         self.optimizer = Optimizer(parameters, ranks, self.rate, config.optimizer)
         if not config.resume:
             return
         extra = load_training_state(config.out / "state", self.policy, self.optimizer.adam, ranks)
         if extra is not None:
-            check_data(extra["data"], self.digest, config.out)
             self.progress, self.optimizer.num_steps = Progress(**extra["progress"]), extra["updates"]
         self.folder.cut_metrics(self.progress.step if extra else -1)
 
@@ -382,7 +376,7 @@ class Trainer:
 
     def _save_state(self) -> None:
         done, adam = self.progress, self.optimizer.adam
-        extra = {"progress": asdict(done), "updates": self.optimizer.num_steps, "data": self.digest}
+        extra = {"progress": asdict(done), "updates": self.optimizer.num_steps}
         folder = self.config.out / "state"
         save_training_state(folder, self.policy, adam, self.ranks, step=done.step, extra=extra)
 

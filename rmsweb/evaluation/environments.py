@@ -5,15 +5,13 @@ protocol.
 """
 
 import datetime
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import ClassVar, Protocol
 
 from rmsweb.browser.protocol import SessionLike
+from rmsweb.pool import Launch, OpenSession
 from rmsweb.records import Judgement, Task, Trajectory
 
-Launch = Callable[[], AbstractAsyncContextManager[Any]]
-OpenSession = Callable[[Any, str], Awaitable[Any]]  # (browser, name of the job) -> session with `close`
 Pool = Callable[..., tuple[Launch, OpenSession]]  # of (run folder, config: the PromptConfig)
 
 
@@ -22,9 +20,11 @@ class Environment(Protocol):
 
     `pool` says how sessions are opened, None for sessions in real browsers. `host_map` is the value of
     Chromium's --host-resolver-rules, known once the environment is started. `reset` prepares a session for a
-    task and returns the start URL. `check` returns None where the place cannot tell.
+    task and returns the start URL. `check` returns None where the place cannot tell; `checks` says whether it
+    ever can.
     """
 
+    checks: ClassVar[bool]
     host_map: str | None
     pool: Pool | None
 
@@ -42,6 +42,7 @@ class Environment(Protocol):
 class LiveWeb:
     """The web as it is: no check, today's date."""
 
+    checks: ClassVar[bool] = False
     host_map: str | None = None
     pool: Pool | None = None
 

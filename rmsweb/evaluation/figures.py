@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,6 +49,9 @@ class RunRow:
 
     trajectory_id: str
     task_id: str
+    task: str = ""  # its text
+    policy: str = ""
+    round: int = 1
     run: int
     site: str
     category: str
@@ -60,6 +64,8 @@ class RunRow:
     actions: int
     prompt_tokens: int
     completion_tokens: int
+    seconds: float = 0.0
+    usage_unknown: int = 0  # calls whose tokens are unknown and in no sum
 
     @classmethod
     def of(cls, trajectory: Trajectory, judgement: Judgement | None) -> "RunRow":
@@ -68,6 +74,9 @@ class RunRow:
         return cls(
             trajectory_id=trajectory.trajectory_id,
             task_id=task.task_id,
+            task=task.text,
+            policy=trajectory.source.policy,
+            round=trajectory.source.round,
             run=trajectory.source.run,
             site=str(task.environment.get("site") or urlsplit(task.start_url or "").hostname or "(none)"),
             category=task.category or "(none)",
@@ -80,12 +89,14 @@ class RunRow:
             actions=sum(len(step.results) for step in steps),
             prompt_tokens=trajectory.usage.prompt_tokens,
             completion_tokens=trajectory.usage.completion_tokens,
+            seconds=sum(step.duration_s for step in steps),
+            usage_unknown=trajectory.usage.usage_unknown,
         )
 
     @property
     def verdict(self) -> str:
-        """The judge's verdict, "missing" without a judgement."""
-        return self.judgement.verdict if self.judgement else "missing"
+        """The judge's verdict, "unjudged" without a judgement."""
+        return self.judgement.verdict if self.judgement else "unjudged"
 
 
 def read_rows(folder: RunFolder) -> list[RunRow]:
@@ -95,6 +106,15 @@ def read_rows(folder: RunFolder) -> list[RunRow]:
 
 class Results(RunFolder):
     """A finished run folder with the rows of its runs, which are read once."""
+
+    def __init__(self, path: Path, name: str = "") -> None:
+        super().__init__(path)
+        self.name = name or path.resolve().name
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What the script counted at its end: summary.json, or report.json of an older collection."""
+        return self.json("summary.json") or self.json("report.json")
 
     @cached_property
     def rows(self) -> list[RunRow]:
@@ -134,12 +154,15 @@ def _breakdown(rows: Iterable[RunRow], group_of: Callable[[RunRow], str]) -> dic
     return {group: asdict(pass_at_1_estimate(outcomes_of(members))) for group, members in groups}
 
 
-def summarize(rows: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any]:
+def summarize(found: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any]:
     """Return the figures of an evaluation that was to run `tasks` tasks `runs` times each.
 
-    n counts the tasks with a run. `missing` runs are not finished, and the figures are those of the others.
-    Steps and actions are means over the successful runs.
+    n counts the tasks with a run. `missing` runs are not finished and `unjudged` ones have no verdict so far;
+    the figures are those of the others. Steps and actions are means over the successful runs. Tokens are
+    None where an endpoint did not report those of each call.
     """
+    rows = [row for row in found if row.judgement]
+    unknown = sum(row.usage_unknown for row in found)
     outcomes = outcomes_of(rows)
     estimate = pass_at_1_estimate(outcomes)
     solved = [row for row in rows if row.success]
@@ -153,14 +176,16 @@ def summarize(rows: Sequence[RunRow], *, tasks: int, runs: int) -> dict[str, Any
         "actions": _mean([row.actions for row in solved]),
         "n": len(outcomes),
         "runs": len(rows),
-        "missing": tasks * runs - len(rows),
+        "missing": tasks * runs - len(found),
+        "unjudged": len(found) - len(rows),
         "declared": ended["done"],
         "declared_success": sum(row.declared for row in rows),
         "verdicts": verdicts,
         "unparsed": verdicts["unparsed"],
         "ended": ended,
-        "prompt_tokens_per_run": _mean([row.prompt_tokens for row in rows]),
-        "completion_tokens_per_run": _mean([row.completion_tokens for row in rows]),
+        "prompt_tokens_per_run": None if unknown else _mean([row.prompt_tokens for row in found]),
+        "completion_tokens_per_run": None if unknown else _mean([row.completion_tokens for row in found]),
+        "usage_unknown": unknown,
         "by_site": _breakdown(rows, attrgetter("site")),
         "by_category": _breakdown(rows, attrgetter("category")),
     }
@@ -171,30 +196,31 @@ def figures_of(results: Results, evaluations: Iterable[Results]) -> dict[str, An
     turns = sum(row.turns for row in results.rows)
     found = summarize(results.rows, tasks=len(results.outcomes), runs=K) | {
         "format_errors": sum(row.unusable for row in results.rows) / turns if turns else None,
-        "failures": failure_modes(results, evaluations),
+        "failures": Counter(failure_modes(results, evaluations).values()),
     }
     return {name: found[name] for name in COMPARED}
 
 
-def failure_modes(results: Results, evaluations: Iterable[Results]) -> Counter[str]:
-    """Count the failed runs of `results` by failure mode.
+def failure_modes(results: Results, evaluations: Iterable[Results]) -> dict[str, str]:
+    """Return the failure mode of each failed run of `results` by trajectory id.
 
-    Each is compared with the shortest success of its task in any of the evaluations.
+    Each is compared with the shortest success of its task in any of the evaluations; one success is in memory
+    at a time.
     """
-    shortest: dict[str, AlignedRun] = {}
+    shortest: dict[str, RunRow] = {}
+    owner: dict[str, Results] = {}
     for other in evaluations:
         for row in other.rows:
-            known = shortest.get(row.task_id)
-            if row.success and (known is None or row.turns < len(known.steps)):
-                shortest[row.task_id] = AlignedRun(other.trajectory(row.trajectory_id), True)
-    modes: Counter[str] = Counter()
-    for row in results.rows:
-        if not row.success:
-            mode, success = UNSOLVED, shortest.get(row.task_id)
-            if success is not None:
+            if row.success and (row.task_id not in shortest or row.turns < shortest[row.task_id].turns):
+                shortest[row.task_id], owner[row.task_id] = row, other
+    failed = [row for row in results.rows if row.judgement and not row.success]
+    modes = {row.trajectory_id: UNSOLVED for row in failed}
+    for task, rows in groupby(sorted(failed, key=attrgetter("task_id")), attrgetter("task_id")):
+        if task in shortest:
+            success = AlignedRun(owner[task].trajectory(shortest[task].trajectory_id), True)
+            for row in rows:
                 failure = AlignedRun(results.trajectory(row.trajectory_id), False)
-                mode = rule_label(evidence_of(Contrast(success, failure))).category
-            modes[mode] += 1
+                modes[row.trajectory_id] = rule_label(evidence_of(Contrast(success, failure))).category
     return modes
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rmsweb.config import Config, opt
+from rmsweb.config import opt
+from rmsweb.evaluation.environments import Environment
 from rmsweb.jsonl import dumps
-from rmsweb.llm import Endpoint
+from rmsweb.llm import UNFINISHED, ChatRefused, Endpoint, RoleConfig
 from rmsweb.mining.taxonomy import CATEGORIES, MODES, Label
 from rmsweb.prompt import request
 from rmsweb.records import Judgement, Message, Policy, Trajectory, Usage, Verdict, derive_seed, sha256_text
@@ -28,31 +29,29 @@ VERDICTS: tuple[Verdict, ...] = ("success", "not_success", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeConfig(Config):
+class JudgeConfig(RoleConfig):
     """Outcome judge."""
 
     role: ClassVar[str] = "judge"
-    judge_url: str | None = opt(None, "endpoint of the outcome judge, for tasks without a check of their own")
-    judge_model: str = opt("gpt-4o", "model of the outcome judge", paper="GPT-4o")
+    prefix: ClassVar[str] = "judge_"
+    url: str | None = opt(None, "endpoint of the outcome judge, for tasks without a check of their own")
+    model: str = opt("gpt-4o", "model of the outcome judge", paper="GPT-4o")
+    temperature: float | None = opt(
+        0.0, "sampling temperature; none leaves the field out, as some models ask for", at_least=0
+    )
 
-    def check_place(self, flag: str, place: str) -> None:
-        """Refuse a place without checks where there is no judge either; `flag` is the flag that names it."""
-        if place == "live" and not self.judge_url:
-            raise ValueError(f"--{flag} live needs --judge-url: tasks of the web have no check of their own")
+    def check_place(self, place: str, environment: type[Environment]) -> None:
+        """Refuse a place without checks of its own where there is no judge either."""
+        if not environment.checks and not self.url:
+            raise ValueError(f"--environment {place} needs --judge-url: its tasks have no check of their own")
 
-    def open(self, root: Path, concurrency: int) -> Endpoint | None:
+    def ask(self, root: Path, concurrency: int, *, cached: bool = True) -> Endpoint | None:
         """Return the judge of the run in folder `root`, None without a URL; its replies are cached there."""
-        if not self.judge_url:
+        if not self.url:
             return None
-        return Endpoint(
-            role=self.role,
-            url=self.judge_url,
-            model=self.judge_model,
-            image_root=root,
-            cache=root / "cache",
-            concurrency=concurrency,
-            options={"temperature": 0.0},
-        )
+        judge = self.open(root, concurrency)
+        judge.cache = root / "cache" if cached else None
+        return judge
 
 
 def _objects(text: str, key: str) -> list[dict[str, Any]]:
@@ -111,7 +110,8 @@ def outcome_messages(trajectory: Trajectory) -> tuple[Message, ...]:
 async def judge_outcome(judge: Policy, trajectory: Trajectory) -> Judgement:
     """Ask the outcome judge.
 
-    The same trajectory gives the same request, so a cached judge costs nothing the second time.
+    The same trajectory gives the same request, so a cached judge costs nothing the second time. Raises
+    ChatRefused where the judge refused, said nothing, or was cut off before its verdict.
     """
     messages = outcome_messages(trajectory)
     prompt_sha256 = sha256_text(dumps(messages))
@@ -119,6 +119,9 @@ async def judge_outcome(judge: Policy, trajectory: Trajectory) -> Judgement:
         messages, seed=derive_seed(prompt_sha256), purpose="judge", max_tokens=MAX_VERDICT_TOKENS
     )
     verdict, reason = parse_verdict(reply.text)
+    cut = verdict == "unparsed" and reply.finish_reason in UNFINISHED
+    if cut or not reply.text.strip():
+        raise ChatRefused(f"the judge gave no verdict ({reply.finish_reason or 'an empty answer'})")
     return Judgement(
         trajectory_id=trajectory.trajectory_id,
         judge="outcome",
@@ -132,11 +135,11 @@ async def judge_outcome(judge: Policy, trajectory: Trajectory) -> Judgement:
 
 
 async def judge_run(
-    trajectory: Trajectory, check: Callable[[], Awaitable[Judgement | None]], judge: Policy | None
+    trajectory: Trajectory, check: Callable[[], Awaitable[Judgement | None]] | None, judge: Policy | None
 ) -> Judgement:
     """Judge a run: not_success without an executed `done` (App. A), else the site's check, else the LLM.
 
-    Raises ValueError where the task has no check and `judge` is None.
+    Raises ValueError where the task has no check and `judge` is None, ChatError where the judge fails.
     """
     if trajectory.ended != "done":
         return Judgement(
@@ -146,7 +149,7 @@ async def judge_run(
             verdict="not_success",
             reason=f"no done was executed ({trajectory.ended})",
         )
-    judgement = await check()
+    judgement = await check() if check else None
     if judgement is not None:
         return judgement
     if judge is None:
@@ -162,12 +165,12 @@ class FailureJudgeConfig(JudgeConfig):
     """Failure judge."""
 
     role: ClassVar[str] = "failure judge"
-    judge_url: str | None = opt(
+    url: str | None = opt(
         None,
         "endpoint of the failure judge; without it the rules label every pair",
         paper="an LLM judge",
     )
-    judge_model: str = opt("gpt-4o", "model of the failure judge", paper="not named")
+    model: str = opt("gpt-4o", "model of the failure judge", paper="not named")
 
 
 FAILURE_SYSTEM = """You sort failed runs of a web agent. You get a task, a summary of a run that succeeded, a summary of one that failed,

@@ -14,12 +14,11 @@ from pathlib import Path
 from rmsweb.jsonl import inside, read_records
 from rmsweb.mining.alignment import AlignedRun
 from rmsweb.mining.search import Found, Render
+from rmsweb.pictures import check_picture
 from rmsweb.prompt import PromptConfig, differing_fields, load_prompt_config
-from rmsweb.records import AuditRow, Image, Split, StepSample, Trajectory, is_success
+from rmsweb.records import WORK_CHECK, AuditRow, Image, Split, StepSample, Trajectory, is_success
 from rmsweb.runs import RunFolder
 
-# kind of a judgement that saw the work done, not its outcome alone; no environment of ours gives it yet
-WORK_CHECK = "work"
 Place = tuple[str, int]  # trajectory id, step number
 
 
@@ -106,13 +105,15 @@ def copy_pictures(
 ) -> None:
     """Copy the pictures that the records name from the folders of the pool into the run folder `out`.
 
-    A picture's name is the hash of its bytes, so it does not matter which folder it comes from.
+    A picture's name is the hash of its bytes, so it does not matter which folder it comes from. Raises
+    ValueError naming the file for one that is missing, broken, or not what the record says.
     """
     parts = (part for sample in samples for message in sample.messages for part in message.parts)
     images = [part for part in parts if isinstance(part, Image)]
     images += [image for row in rows for image in (row.success_screenshot, row.failure_screenshot) if image]
-    for name in {image.path for image in images}:
-        target = inside(out, name)
+    for image in {image.path: image for image in images}.values():
+        target = inside(out, image.path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        sources = [inside(folder, name) for folder in pool]
-        shutil.copyfile(next(filter(Path.is_file, sources), sources[0]), target)
+        root = next((folder for folder in pool if inside(folder, image.path).is_file()), pool[0])
+        check_picture(image, root)
+        shutil.copyfile(inside(root, image.path), target)

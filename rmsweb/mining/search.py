@@ -64,7 +64,8 @@ class MinerConfig(Config):
 
     secondary: bool = opt(
         True,
-        "pair the shortest success with longer ones too, if the shorter one passed a check of the work",
+        "pair the shortest success with longer ones too, if the shorter one passed a check of the work "
+        "itself (a judgement of kind 'work': the playground's, of tasks that leave an order or a form)",
         paper="yes",
     )
     strict_non_terminal: bool = opt(False, "the failing side's done is no candidate either")
@@ -417,7 +418,7 @@ def _histogram(values: Iterable[float]) -> list[int]:
 
 
 def corpus_report(result: Mined) -> dict[str, Any]:
-    """Return report.json: pool, rejections, categories and label sources, verbs, hosts, score histograms."""
+    """Return summary.json: pool, rejections, categories and label sources, verbs, hosts, score histograms."""
     states = [item.state for item in result.found]
     hosts = _tally(state.host for state in states)
     return {

@@ -6,22 +6,23 @@ replay.
 
 import datetime
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 from rmsweb.browser.chromium import BrowserOptions
 from rmsweb.browser.protocol import SessionLike
 from rmsweb.browser.session import Session
-from rmsweb.evaluation.environments import Environment, Launch, LiveWeb, OpenSession, Pool
+from rmsweb.evaluation.environments import Environment, LiveWeb, Pool
 from rmsweb.playground.replay import ReplayBrowser, open_session
 from rmsweb.playground.server import COOKIE, Server, Sessions
 from rmsweb.playground.sites import SITES, SiteSession
 from rmsweb.playground.tasks import world_of
+from rmsweb.pool import Launch, OpenSession
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import Judgement, Task, Trajectory
+from rmsweb.records import WORK_CHECK, Judgement, Task, Trajectory
 
 SEARCH_URL = "http://search.localhost/find?query={query}"  # behind every engine name of `search_engine`
 TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so that prompts are repeatable
@@ -30,6 +31,7 @@ TODAY = datetime.date(2026, 1, 15)  # the playground's calendar stands still, so
 class _SitesEnvironment:
     """The playground's sites: one of their sessions a task, and the site's own check as the verdict."""
 
+    checks: ClassVar[bool] = True
     host_map: str | None = None
     pool: Pool | None = None
 
@@ -58,10 +60,12 @@ class _SitesEnvironment:
 
     async def check(self, session: SessionLike, trajectory: Trajectory) -> Judgement:
         """Return the site's verdict on answer text and server state."""
-        success, reason = self.site(session).check(trajectory.final_text)
+        site = self.site(session)
+        success, reason = site.check(trajectory.final_text)
         return Judgement(
             trajectory_id=trajectory.trajectory_id,
-            judge="check",
+            # an answer may be a guess; what the server committed is the work itself
+            judge=WORK_CHECK if site.world.fact is None else "check",
             model="",
             verdict="success" if success else "not_success",
             reason=reason,
@@ -121,7 +125,7 @@ class ReplayEnvironment(_SitesEnvironment):
 
 
 Place = Literal["playground", "replay", "live"]
-ENVIRONMENTS: dict[Place, Callable[[], Environment]] = {
+ENVIRONMENTS: dict[Place, type[Environment]] = {
     "playground": PlaygroundEnvironment,
     "replay": ReplayEnvironment,
     "live": LiveWeb,

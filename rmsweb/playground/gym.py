@@ -39,14 +39,13 @@ from rmsweb.playground.environment import ReplayEnvironment
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_world
 from rmsweb.playground.teacher import extractor
 from rmsweb.prompt import (
-    CountTokens,
     Prompt,
     PromptConfig,
-    approximate_tokens,
     build_prompt,
     render_text,
 )
 from rmsweb.records import Action, ActionResult, AgentOutput, Observation, ParseFailure, Split, Step
+from rmsweb.tokens import CountTokens, approximate_tokens
 
 CONFIG = PromptConfig(blocks=("tabs", "title", "image"), viewport=(640, 480), thinking=False)
 _TASK_ID = re.compile(r"([a-z]+\.[a-z]+)-(train|dev|held-out)-(\d{1,9})")

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from rmsweb.playground.sites import SITES, SiteSession
 from rmsweb.playground.sites.page import Page, render_html
+from rmsweb.playground.sites.state import SiteState
 from rmsweb.playground.tasks import TEMPLATES, World, make_world
 
 COOKIE = "playground"
@@ -43,7 +44,8 @@ class Sessions:
             site = host.split(".")[0]
             if key not in self.sessions:  # a person without a session: the first task of that site
                 template = next((name for name in TEMPLATES if name.startswith(site)), TEMPLATES[0])
-                self.sessions[key] = SiteSession(make_world(template, 0, "train"))
+                world = make_world(template, 0, "train")
+                self.sessions[key] = SiteSession(world, state=SiteState(is_person=True))
             return self.sessions[key].request(host, path, params)
 
 

@@ -11,25 +11,34 @@ others.
 import json
 import math
 import os
+import shlex
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 
-from rmsweb.browser.actions import canonical_action
 from rmsweb.evaluation.figures import UNSOLVED, Results, RunRow, figures_of, percent, turned
-from rmsweb.jsonl import read_records
+from rmsweb.jsonl import RecordError, from_json
 from rmsweb.mining.taxonomy import MODES, TITLES
-from rmsweb.records import AuditRow, Image
+from rmsweb.records import record
 from rmsweb.report.charts import Point, curves, layout
 from rmsweb.stats import evidence, paired_difference
 
 LABELS = {"base": "base", "sft": "SFT", "rl": "SFT + RL"}
+
+
+@record
+class GateCells:
+    """Groups by failure mode and outcome of the gates, in a line of metrics.jsonl."""
+
+    cells: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,9 +68,9 @@ def comparison(folders: Sequence[Results], seconds: Mapping[str, float]) -> dict
     """Return summary.json: figures of each policy, paired differences, seconds by stage, scripted roles."""
     evaluations = evaluations_of(folders)
     return {
-        "policies": {folder.path.name: figures_of(folder, evaluations) for folder in evaluations},
+        "policies": {folder.name: figures_of(folder, evaluations) for folder in evaluations},
         "differences": {
-            f"{after.path.name} - {before.path.name}": _difference(before, after)
+            f"{after.name} - {before.name}": _difference(before, after)
             for before, after in pairwise(evaluations)
         },
         "seconds": seconds,
@@ -84,11 +93,68 @@ def changes(folders: Iterable[Results]) -> list[Change]:
     ]
 
 
+def named(paths: Iterable[Path]) -> list[Results]:
+    """Return run folders under names that differ: the folder's own, its path where two are called alike."""
+    unique = list(dict.fromkeys(path.resolve() for path in paths))
+    counts, root = Counter(path.name for path in unique), os.path.commonpath(unique)
+    return [
+        Results(path, path.name if counts[path.name] == 1 else path.relative_to(root).as_posix())
+        for path in unique
+    ]
+
+
+@record
+class Environment:
+    """What env.json says of a run."""
+
+    started: str = ""
+    commit: str = ""
+    argv: tuple[str, ...] = ()
+    cpu: str = ""
+    cpus: int | None = None
+    gpus: tuple[str, ...] = ()
+    platform: str = ""
+    world_size: int = 1
+    defaults: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run folder comes from, as the head of the page shows it."""
+
+    folder: Results
+    environment: Environment
+    command: str
+    model: str
+    machine: str
+    changed: dict[str, Any] | None  # settings that differ from the defaults; None where none are recorded
+
+
+def origin(folder: Results) -> Origin:
+    """Return where a run folder comes from; RecordError for an env.json of other types."""
+    config = folder.json("config.json")
+    found = from_json(Environment, folder.json("env.json"), str(folder.path / "env.json"))
+    names = [config.get(name) for name in ("policy", "policy_model", "model")]
+    machine = ", ".join(found.gpus) or f"{found.cpus or '?'} x {found.cpu or 'CPU'}, {found.platform}"
+    if found.world_size > 1:
+        machine += f", {found.world_size} processes"
+    return Origin(
+        folder=folder,
+        environment=found,
+        command=shlex.join(["python", *found.argv]) if found.argv else "",
+        model=folder.first.source.policy if folder.first else str(next(filter(None, names), "")),
+        machine=machine,
+        changed=None
+        if found.defaults is None
+        else {name: value for name, value in config.items() if value != found.defaults.get(name)},
+    )
+
+
 def gate_outcomes(lines: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
     """Return the sampled groups by failure mode and outcome of the gates, all steps together."""
     cells: dict[str, Counter[str]] = {}
     for line in lines:
-        for mode, counts in line.get("cells", {}).items():
+        for mode, counts in from_json(GateCells, line, "metrics.jsonl").cells.items():
             cells.setdefault(mode, Counter()).update(counts)
     return dict(sorted(cells.items()))
 
@@ -126,10 +192,11 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= {
-    "canonical": canonical_action,
+    "address": partial(quote, safe="/"),
     "label": label,
     "percent": percent,
     "pretty": partial(json.dumps, indent=1, ensure_ascii=False),
+    "plain": partial(json.dumps, ensure_ascii=False),
 }
 TEMPLATES.globals |= {
     "changes": changes,
@@ -137,6 +204,7 @@ TEMPLATES.globals |= {
     "gate_outcomes": gate_outcomes,
     "layout": layout,
     "modes": MODES,
+    "origin": origin,
     "solved_by_round": solved_by_round,
     "tenths": tenths,
     "titles": TITLES | {UNSOLVED: "no run of any policy solved the task"},
@@ -148,15 +216,20 @@ def terminal_table(policies: Mapping[str, Mapping[str, Any]], scripted: Iterable
     return TEMPLATES.get_template("table.txt.j2").render(policies=policies, scripted=scripted)
 
 
-def render(folders: Sequence[Results], summary: Mapping[str, Any], out: Path, examples: int) -> str:
-    """Return report.html for the folder `out`, with `examples` runs and mined states of each run folder."""
+def render(folders: Sequence[Results], summary: Mapping[str, Any], counts: Mapping[str, int]) -> str:
+    """Return report.html; `counts` are the lengths of the lists that the viewer shows.
 
-    def link(folder: Results, image: Image) -> str:
-        return Path(os.path.relpath(folder.path / image.path, out)).as_posix()
-
-    def audit_rows(folder: Results) -> list[AuditRow]:
-        return list(islice(read_records(folder.path / "audit.jsonl", AuditRow), examples))
-
-    return TEMPLATES.get_template("report.html.j2").render(
-        folders=folders, summary=summary, examples=examples, link=link, audit_rows=audit_rows
-    )
+    Raises RecordError where a summary holds other types than a script writes.
+    """
+    try:
+        return TEMPLATES.get_template("report.html.j2").render(
+            folders=folders,
+            summary=summary,
+            counts=counts,
+            made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        )
+    except (TypeError, AttributeError, jinja2.UndefinedError) as error:
+        names = ", ".join(str(folder.path) for folder in folders)
+        raise RecordError(
+            f"a summary or metrics of {names} holds another type than expected: {error}"
+        ) from error

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rmsweb.playground.sites import jobs, office, search, shop, travel, wiki
 from rmsweb.playground.sites.page import Line, Link, Page
@@ -18,6 +18,11 @@ SITES: dict[str, Callable[[World, SiteState, str, dict[str, str]], Page | str]] 
     "search": search.respond,
     "news": search.news,
 }
+
+BUTTONS = (
+    "archive cite download draft edit help map orders print random receipt report reviews save share wishlist"
+)
+NOWHERE = {f"/{name}" for name in BUTTONS.split()}  # pages behind buttons that lead nowhere useful
 
 
 @dataclass(slots=True)
@@ -35,7 +40,7 @@ class SiteSession:
         """Return the page that a request leads to, or the path of a redirect."""
         site = host.split(".")[0]
         if site not in SITES:
-            return Page("site missing", (), ())
+            return Page("site missing", (), (), status=404 if self.state.is_person else 200)
         if path == "/choose":
             name, value = params.get("name", ""), params.get("value", "")
             if value in self.world.choices(name):
@@ -55,6 +60,9 @@ class SiteSession:
                 (Line("page busy", "heading"), Link("retry", url(path, **params))),
                 status=503,
             )
+        if isinstance(answer, Page) and self.state.is_person and answer.name == "other":
+            known = {link.href for link in answer.nav} | NOWHERE
+            return answer if path in known else replace(answer, status=404)
         return answer
 
     def check(self, answer: str | None) -> tuple[bool, str]:

@@ -34,6 +34,9 @@ def _home(world: World) -> Page:
 
 def _results(world: World, state: SiteState, query: str) -> Page:
     path = url("/search", product=query)
+    if state.is_person and query in world.names and query != world.item:
+        found = [query, *(name for name in world.others[4:8] if name != query)]
+        return _list(world, state, path, found, [], query)
     if query != world.item:
         return _list(world, state, path, shuffled(world, query, list(world.others[4:8])), [], query)
     below = snippet(world) if world.want else []
@@ -94,6 +97,11 @@ def respond(world: World, state: SiteState, path: str, params: dict[str, str]) -
         return "/cart"
     if path == "/cart":
         lines = [Line(item, "heading") for item in state.cart]
+        if state.is_person:
+            for item in state.cart:
+                color = world.option("color", state.chosen)
+                chips = [Line(f"{name} {value}", "chip") for name, value in state.chosen.items()]
+                lines += [*facts(world, "shop", item, color), *chips]
         return Page(
             "shop cart",
             NAV,

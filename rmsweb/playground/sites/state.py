@@ -19,6 +19,7 @@ class SiteState:
     user: str = ""
     committed: dict[str, str] | None = None  # what was ordered or sent
     tried: set[str] = field(default_factory=set)  # pages that were in trouble once
+    is_person: bool = False  # looks around without a task: unknown pages answer 404, the cart tells more
 
     def order(self, world: World) -> None:
         """Commit the item of the cart, or of the form, with what was chosen and what is assumed."""
