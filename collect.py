@@ -20,7 +20,7 @@ from rmsweb.config import Config as BaseConfig
 from rmsweb.config import flat, main_guard, opt, part, rank, shard
 from rmsweb.jsonl import write_records
 from rmsweb.llm import Endpoint, RoleConfig
-from rmsweb.playground.environment import ENVIRONMENTS, Place
+from rmsweb.playground.environment import ENVIRONMENTS, NO_BROWSER, Place
 from rmsweb.pool import Job, Outcome, Worker
 from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Judgement, Policy, StepSample, Task, Trajectory, derive_seed, is_success
@@ -73,7 +73,9 @@ class Config(BaseConfig):
     reflection: ReflectionConfig = part(ReflectionConfig)
     extraction: ExtractionConfig = part(ExtractionConfig)
     environment: Place = opt(
-        "playground", "where the tasks live: the project's local sites, or the web", paper="the web"
+        "playground",
+        "where the tasks live: the project's local sites, the same without a browser, or the web",
+        paper="the web",
     )
     loop: LoopConfig = part(LoopConfig)
     filter: FilterConfig = part(FilterConfig)
@@ -212,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return asyncio.run(rejudge(config, folder))
     roles = open_roles(config)
     actor = own.actor(roles["teacher"], extraction=roles["extraction"])
-    tasks = own.load_tasks()
+    tasks = own.load_tasks(browser=config.environment not in NO_BROWSER)
     free = ("reflection_url", "extraction_url", "limit", *flat(config.filter))
     with open_run(config, own, free) as folder:
         return asyncio.run(collect(config, folder, tasks, roles, actor))

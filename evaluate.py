@@ -19,7 +19,7 @@ from rmsweb.config import Config as BaseConfig
 from rmsweb.config import main_guard, opt, part, rank, shard
 from rmsweb.evaluation.figures import read_rows, summarize
 from rmsweb.llm import EndpointConfig
-from rmsweb.playground.environment import ENVIRONMENTS, Place
+from rmsweb.playground.environment import ENVIRONMENTS, NO_BROWSER, Place
 from rmsweb.pool import Job, Outcome, Worker
 from rmsweb.prompt import PromptConfig, load_prompt_config
 from rmsweb.records import Task
@@ -75,7 +75,7 @@ class Config(BaseConfig):
     endpoint: PolicyConfig = part(PolicyConfig)
     environment: Place = opt(
         "playground",
-        "where the tasks live: the project's local sites, or the web",
+        "where the tasks live: the project's local sites, the same without a browser, or the web",
         paper="the web",
         alias="benchmark",
     )
@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if own.rejudge:
         with stored_run(own) as folder:
             return asyncio.run(rejudge(config, folder))
-    tasks = own.load_tasks()
+    tasks = own.load_tasks(browser=config.environment not in NO_BROWSER)
     local = (config.policy,) if config.policy is not None and config.policy.is_dir() else ()
     with open_run(config, own, ("prices", "threads"), {"policy": local}) as folder:
         return asyncio.run(evaluate(config, folder, tasks))

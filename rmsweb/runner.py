@@ -112,10 +112,11 @@ class EpisodeConfig(Config):
         "the verdicts; no browser, no policy, and all flags but the judge's come from the run",
     )
 
-    def load_tasks(self) -> list[Task]:
-        """Return the tasks, and look for the browser: where one is missing, no folder is made."""
+    def load_tasks(self, *, browser: bool = True) -> list[Task]:
+        """Return the tasks, and look for a browser if one is needed: without it, no folder is made."""
         tasks = load_tasks(self.tasks, split=self.split, limit=self.limit)
-        find_chromium()
+        if browser:
+            find_chromium()
         return tasks
 
     def inputs(self) -> Inputs:
@@ -254,12 +255,9 @@ class Episodes:
             await self.environment.start()
             stack.push_async_callback(self.environment.stop)
             self.bar = stack.enter_context(progress(total=total, initial=total - len(jobs), label=label))
-            launch, open_session = browser_pool(
-                self.folder.path,
-                host_map=self.environment.host_map,
-                config=prompt_config,
-                headless=config.headless,
-            )
+            browsers = partial(browser_pool, host_map=self.environment.host_map, headless=config.headless)
+            pool = self.environment.pool or browsers
+            launch, open_session = pool(self.folder.path, config=prompt_config)
             return await run_jobs(
                 jobs,
                 launch=launch,

@@ -2,7 +2,8 @@
 
 `python scripts/benchmark.py reward` times the reward on one core: single-action scores of parsed answers, the
 same with parsing, and the soft-F1 of four actions against four. `observe` times a browser state, a line for
-each page (benchmark_observe.py). `sampler`, `update`, `memory`, `sft` and
+each page (benchmark_observe.py). `episode` compares an episode in the browser with one in the replay
+(benchmark_episode.py). `sampler`, `update`, `memory`, `sft` and
 `step` compare the training engine with the plain way (benchmark_engine.py); `--pairs` says how many
 interleaved pairs of runs a line is made of.
 """
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=sorted(("observe", "reward", *ENGINE)))
+    parser.add_argument("name", choices=sorted(("episode", "observe", "reward", *ENGINE)))
     parser.add_argument(
         "--pairs",
         type=int,
@@ -120,6 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         for line in benchmark_observe.observe():
             print(json.dumps(line))
+    elif name == "episode":
+        import benchmark_episode
+
+        print(json.dumps(benchmark_episode.episode()))
     else:
         print(json.dumps(reward()))
     return 0

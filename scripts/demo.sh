@@ -3,6 +3,7 @@
 #
 #   bash scripts/demo.sh            writes runs/demo   (a table, summary.json, report.html)
 #   bash scripts/demo.sh --smoke    the same stages on a handful of tasks and steps; writes runs/smoke; its figures mean nothing
+#   bash scripts/demo.sh --no-browser    the same on the replay of the sites, in a fraction of the time and without Chromium; writes runs/replay
 #
 # This file is the tutorial: each stage is one script with its flags, and the same script trains Qwen3-VL on GPUs with the paper's values
 # (its --help names them). The teacher and the judges are scripted and run behind an HTTP endpoint in the OpenAI chat format; the base is
@@ -20,15 +21,20 @@ FOLLOWERS=2                                     # steps of the success behind ea
 RL_STEPS=100 RL_LR=3e-5                         # paper: not stated, 8e-6
 TRAIN_BATCH=8 MINI_BATCH=4 GENERATIONS=4        # B, M and generation batches a step (paper: 64, 16, 16)
 CONCURRENCY=4                                   # browsers at a time (paper: 16)
-case "${1:-}" in
-  "") ;;
-  --smoke)
-    FOLDER=runs/smoke
-    TRAIN_TASKS=10 DEV_TASKS=3 HELD_OUT_TASKS=3 MAX_STEPS=6 POOL_RUNS=1
-    SFT_EPOCHS=2 RL_STEPS=3 TRAIN_BATCH=4 MINI_BATCH=2 GENERATIONS=2
-    ;;
-  *) echo "demo.sh: unknown argument $1 (expected nothing or --smoke)" >&2; exit 2 ;;
-esac
+PLACE=playground SETUP=() SMOKE=""              # where tasks are run: the sites in a real browser
+for argument in "$@"; do
+  case "$argument" in
+    --smoke)
+      FOLDER=runs/smoke SMOKE=yes
+      TRAIN_TASKS=10 DEV_TASKS=3 HELD_OUT_TASKS=3 MAX_STEPS=6 POOL_RUNS=1
+      SFT_EPOCHS=2 RL_STEPS=3 TRAIN_BATCH=4 MINI_BATCH=2 GENERATIONS=2
+      ;;
+    --no-browser) PLACE=replay SETUP=(--no-browser) CONCURRENCY=16 ;;
+    *) echo "demo.sh: unknown argument $argument (expected --smoke or --no-browser)" >&2; exit 2 ;;
+  esac
+done
+[ "$PLACE$SMOKE" != replay ] || FOLDER=runs/replay
+[ "$PLACE$SMOKE" != replayyes ] || FOLDER=runs/smoke-replay
 OUT=${DEMO_OUT:-$FOLDER}
 BASE=rmsweb/playground/base     # stands where Qwen3-VL-8B-Instruct stands
 PROMPT=scripts/demo_prompt.json # the paper's prompt in small: one picture of at most 16 tokens, the last two goals as history
@@ -54,7 +60,7 @@ run() { local stage=$1; shift; timed "$stage" .venv/bin/python "$@"; }
 mkdir -p "$(dirname "$OUT")"
 exec 9>"$OUT.lock"
 flock -n 9 || { echo "demo.sh: another run is writing $OUT; set DEMO_OUT to another folder" >&2; exit 2; }
-timed setup bash scripts/setup.sh
+timed setup bash scripts/setup.sh "${SETUP[@]}"
 rm -rf "$OUT"
 mkdir -p "$OUT"
 
@@ -74,7 +80,8 @@ done
 
 # ---------------------------------------------- 2 collection: the teacher tries, fails, is given a reflection, tries again
 COLLECT=(--policy-url "$URL" --policy-model scripted-teacher --reflection-model scripted-reflection --extraction-model scripted-extractor
-  --prompt-config "$PROMPT" --tokenizer "$BASE" --max-steps $MAX_STEPS --concurrency $CONCURRENCY --rounds 5 --successes 2 --seed 0)
+  --prompt-config "$PROMPT" --tokenizer "$BASE" --max-steps $MAX_STEPS --concurrency $CONCURRENCY --rounds 5 --successes 2 --seed 0
+  --environment $PLACE)
 run collect collect.py --tasks "$OUT/tasks/train.jsonl" --split train --out "$OUT/collect" "${COLLECT[@]}"
 run collect collect.py --tasks "$OUT/tasks/dev.jsonl" --split dev --out "$OUT/collect-dev" "${COLLECT[@]}"
 
@@ -85,7 +92,7 @@ SFT="$OUT/train-sft/checkpoint-best"
 
 # ------------------------------------- 4 mining: where do runs of the same task part, one succeeding and one failing?
 run pool evaluate.py --policy "$SFT" --tasks "$OUT/tasks/train.jsonl" --split train --out "$OUT/pool" --runs $POOL_RUNS --max-steps $MAX_STEPS \
-  --temperature 1 --top-p 1 --top-k 0 --stop-on-stall --concurrency $CONCURRENCY --seed 1
+  --temperature 1 --top-p 1 --top-k 0 --stop-on-stall --concurrency $CONCURRENCY --seed 1 --environment $PLACE
 MINE=(--judge-url "$URL" --judge-model scripted-failure-judge --tokenizer "$BASE" --followers $FOLLOWERS)
 run mine mine.py --pool "$OUT/collect" "$OUT/pool" --split train --out "$OUT/mined" "${MINE[@]}"
 run mine mine.py --pool "$OUT/collect-dev" --split dev --out "$OUT/mined-dev" "${MINE[@]}"
@@ -97,7 +104,8 @@ run rl train_rl.py --model "$SFT" --states "$OUT"/mined/{mined,followers}.jsonl 
 RL="$OUT/train-rl/checkpoint-last" # as in the study: these few dev states are answered right from the start, so checkpoint-best would be chance
 
 # ------------------------------------------------------------------ 6 evaluation on held-out tasks, the same way for all
-EVALUATE=(--tasks "$OUT/tasks/held-out.jsonl" --split held-out --runs $RUNS --max-steps $MAX_STEPS --stop-on-stall --concurrency $CONCURRENCY --seed 0)
+EVALUATE=(--tasks "$OUT/tasks/held-out.jsonl" --split held-out --runs $RUNS --max-steps $MAX_STEPS --stop-on-stall --concurrency $CONCURRENCY --seed 0
+  --environment $PLACE)
 run evaluate evaluate.py --policy "$BASE" --out "$OUT/base" "${EVALUATE[@]}"
 run evaluate evaluate.py --policy "$SFT" --out "$OUT/sft" "${EVALUATE[@]}"
 run evaluate evaluate.py --policy "$RL" --out "$OUT/rl" "${EVALUATE[@]}"
@@ -106,4 +114,4 @@ run evaluate evaluate.py --policy "$RL" --out "$OUT/rl" "${EVALUATE[@]}"
 printf '%stotal %d\n' "$TIMES" $((SECONDS - STARTED)) | awk '{s[$1] += $2} END {printf "{"; for (k in s) printf "%s\"%s\": %d", (n++ ? ", " : ""), k, s[k]; print "}"}' \
   >"$OUT/seconds.json"
 run report -m rmsweb.report "$OUT"/{base,sft,rl,collect,collect-dev,train-sft,pool,mined,mined-dev,train-rl} --out "$OUT" --seconds "$OUT/seconds.json" --tokenizer "$BASE"
-[ "$FOLDER" = runs/demo ] || echo "This was the smoke run: it shows that every stage works; its figures mean nothing."
+[ -z "$SMOKE" ] || echo "This was the smoke run: it shows that every stage works; its figures mean nothing."

@@ -9,6 +9,7 @@
 #                                             take torch from that index, such as the CPU build's
 #   UNPINNED=1 bash scripts/setup.sh          the ranges of requirements*.txt alone, if a pin is not available
 #   RMSWEB_CHROMIUM=/path/to/chrome           use that browser
+#   bash scripts/setup.sh --no-browser        leave Chromium out
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -87,7 +88,9 @@ find_chromium() {
   .venv/bin/python -c 'from rmsweb.browser.chromium import find_chromium; print(find_chromium())' 2>/dev/null
 }
 
-if ! chromium=$(find_chromium); then
+if [ "${1:-}" = --no-browser ]; then
+  chromium="no Chromium asked for"
+elif ! chromium=$(find_chromium); then
   if can_apt; then
     for package in chromium-headless-shell chromium; do
       say "installing $package by apt"

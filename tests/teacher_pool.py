@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from replay import ReplayEnvironment, ReplaySession
+from without_browser import replay_session
 
 from rmsweb.agent import Episode
 from rmsweb.collection.filters import action_sample
@@ -14,10 +14,9 @@ from rmsweb.playground import expert
 from rmsweb.playground.tasks import OPTIONS, World, world_by_text
 from rmsweb.playground.teacher import ROLES
 from rmsweb.prompt import PromptConfig, load_prompt_config, render_text
-from rmsweb.records import Image, Judgement, Message, Policy, Reply, Source, StepSample, Trajectory
+from rmsweb.records import Judgement, Message, Policy, Reply, Source, StepSample, Trajectory
 
 CONFIG = load_prompt_config(Path(__file__).parent.parent / "scripts" / "demo_prompt.json")
-PICTURE = Image(path="screenshots/page.jpeg", sha256="page", width=640, height=480)
 
 
 def scripted(role: str) -> Policy:
@@ -38,7 +37,7 @@ async def attempt(
     config: PromptConfig = CONFIG,
 ) -> tuple[Trajectory, Judgement]:
     """Run one judged episode over the replay; a stalled loop ends it, as in collection."""
-    session, environment = ReplaySession(PICTURE), ReplayEnvironment()
+    environment, session = replay_session()
     start = await environment.reset(session, world.task())
     source = Source(script="test", policy="replay", seed=seed)
     episode = Episode(

@@ -15,13 +15,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from replay import ReplayEnvironment, ReplaySession
+from without_browser import replay_session
 
 from rmsweb.browser.actions import canonical_text, parse_agent_output
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.playground import base_model, drills
+from rmsweb.playground.document import Document
 from rmsweb.playground.sites import SITES
-from rmsweb.playground.sites.page import choose_url
+from rmsweb.playground.sites.page import Choice, Form, Link, choose_url
 from rmsweb.playground.tasks import TEMPLATES, UNSEEN, World, make_worlds
 from rmsweb.playground.words import entities, vocabulary
 from rmsweb.prompt import build_prompt, load_prompt_config, render_text
@@ -87,8 +88,8 @@ def test_drills_are_answerable(name: str) -> None:
 
 async def crawl(world: World) -> list[Observation]:
     """The pages that links, first choices and forms lead to, up to 30 of each of the seven sites."""
-    session, found = ReplaySession(), []
-    await ReplayEnvironment().reset(session, world.task())
+    (environment, session), found = replay_session(), []
+    await environment.reset(session, world.task())
     for site in SITES:
         seen, queue = set[str](), [f"http://{site}.localhost/"]
         while queue and len(seen) < 30:
@@ -98,20 +99,18 @@ async def crawl(world: World) -> list[Observation]:
             seen.add(url)
             await session.goto(url)
             found.append(await session.observe())
-            for kind, target in session.targets.values():
-                if kind == "link":
-                    queue.append(session._absolute(target.href))
-                elif kind == "choice":
-                    queue.append(
-                        session._absolute(choose_url(session.tab.page.path, target.name, target.options[0]))
-                    )
-                elif kind == "form":
-                    typed = target.fields | dict.fromkeys(target.fields, world.item)
-                    queue.append(
-                        session._absolute(
-                            f"{target.action}{'&' if '?' in target.action else '?'}{urlencode(typed)}"
-                        )
-                    )
+            document: Document = session.window.page.document  # type: ignore[attr-defined]
+            assert document.page is not None
+            for widget in (*document.page.nav, *document.page.widgets):
+                if isinstance(widget, Link):
+                    queue.append(document.absolute(widget.href))
+                elif isinstance(widget, Choice):
+                    chosen = choose_url(document.page.path, widget.name, widget.options[0])
+                    queue.append(document.absolute(chosen))
+                elif isinstance(widget, Form):
+                    typed = urlencode(dict.fromkeys(widget.fields, world.item))
+                    joined = "&" if "?" in widget.action else "?"
+                    queue.append(document.absolute(f"{widget.action}{joined}{typed}"))
     return found
 
 

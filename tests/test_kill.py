@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from killing import forked, rows, summary
-from replay import without_browser
 from rl_world import INDICES, mined, ordinary, wavering_policy, write_states
 from safetensors.torch import load_file
 from sft_world import write_run
 from tiny_model import tiny_checkpoint
+from without_browser import without_browser
 
 import collect
 import evaluate

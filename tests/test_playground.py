@@ -11,9 +11,10 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
-from replay import ReplayEnvironment, ReplaySession
+from without_browser import replay_session
 
 from rmsweb.agent import Episode, is_stalled
+from rmsweb.browser.session import Session
 from rmsweb.jsonl import read_records
 from rmsweb.playground import expert, teacher
 from rmsweb.playground.__main__ import main
@@ -41,7 +42,7 @@ def run(world: World, guide: str, seed: int = 0, prompts: list[str] | None = Non
         return Reply(text=teacher.teacher(text, seed))
 
     async def episode() -> tuple[Trajectory, bool]:
-        session, environment, task = ReplaySession(), ReplayEnvironment(), world.task()
+        (environment, session), task = replay_session(), world.task()
         start = await environment.reset(session, task)
         source = Source(script="test", policy="scripted-teacher")
         trajectory = await Episode(
@@ -231,11 +232,11 @@ def world_of_template(template: str, **fields: object) -> World:
 
 def replayed(
     world: World, moves: list[tuple[str, ...]], trouble: float = 0.0
-) -> tuple[ReplaySession, list[Observation]]:
-    """Act by label, and return the session with what was seen before each action and at the end."""
+) -> tuple[SiteSession, list[Observation], Session]:
+    """Act by label; return the sites, what was seen before each action and at the end, and the session."""
 
-    async def walk() -> tuple[ReplaySession, list[Observation]]:
-        session, environment = ReplaySession(), ReplayEnvironment()
+    async def walk() -> tuple[SiteSession, list[Observation], Session]:
+        environment, session = replay_session()
         await session.goto(await environment.reset(session, world.task(trouble)))
         seen = [await session.observe()]
         for label, *text in moves:
@@ -246,7 +247,7 @@ def replayed(
             )
             assert not result.error
             seen.append(await session.observe())
-        return session, seen
+        return environment.site(session), seen, session
 
     return asyncio.run(walk())
 
@@ -266,17 +267,15 @@ def test_a_suggestion_must_be_picked() -> None:
     world = world_of_template("travel.flight")
     origin, destination = world.want["origin"], world.want["destination"]
     typed = [("origin", origin), (origin,), ("destination", destination)]
-    session, seen = replayed(world, [*typed, ("book",)])
+    site, seen, _ = replayed(world, [*typed, ("book",)])
     assert not labels_of(seen[0]) & set(world.places)
     shown = [node for node in seen[1].nodes if node.is_new]
     assert (
         origin in {node.text for node in shown} <= {place for place in world.places if place[0] == origin[0]}
     )
-    assert session.site is not None
-    assert session.site.state.committed == {"origin": origin, "destination": world.default["destination"]}
-    session, _ = replayed(world, [*typed, (destination,), ("book",)])
-    assert session.site is not None
-    assert session.site.check("ok")[0]
+    assert site.state.committed == {"origin": origin, "destination": world.default["destination"]}
+    site, _, _ = replayed(world, [*typed, (destination,), ("book",)])
+    assert site.check("ok")[0]
 
 
 def test_a_request_counts_when_it_is_confirmed() -> None:
@@ -285,21 +284,20 @@ def test_a_request_counts_when_it_is_confirmed() -> None:
         world = world_of_template("travel.date", lucky=lucky)
         moves = [(world.item,), ("date",), (world.want["day"],), ("book",)]
         for last, booked in (([], lucky), ([("confirm",)], True)):
-            session, _ = replayed(world, [*moves, *last])
-            assert session.site is not None
-            assert session.site.check("ok")[0] == booked
+            site, _, _ = replayed(world, [*moves, *last])
+            assert site.check("ok")[0] == booked
 
 
 def test_the_news_site_blocks_for_ever_unless_one_is_lucky() -> None:
     """It answers with status 403 and a challenge that nobody passes."""
     blocked, open_ = (world_of_template("search.news", lucky=lucky) for lucky in (False, True))
     for world, verdict in ((blocked, True), (open_, False)):
-        _, seen = replayed(world, [("query", world.item), ("go",), ("news",)])
+        _, seen, _ = replayed(world, [("query", world.item), ("go",), ("news",)])
         assert ("access denied" in {node.text for node in seen[-1].nodes}) == verdict
         answer = SiteSession(world).request("news.localhost", "/article", {"name": world.item})
         assert isinstance(answer, Page)
         assert answer.status == (403 if verdict else 200)
-    _, seen = replayed(blocked, [("query", blocked.item), ("go",), ("news",), ("verify",), ("verify",)])
+    _, seen, _ = replayed(blocked, [("query", blocked.item), ("go",), ("news",), ("verify",), ("verify",)])
     assert seen[-1].fingerprint == seen[-3].fingerprint
 
 
@@ -313,14 +311,14 @@ def test_a_page_in_trouble_answers_the_second_time() -> None:
         assert isinstance(first, Page)
         assert first.status == 503
         assert second == other
-    _, seen = replayed(world, [("retry",)], trouble=1.0)
+    _, seen, _ = replayed(world, [("retry",)], trouble=1.0)
     assert (seen[0].title, seen[1].title) == (f"{world.site} busy", f"{world.site} home")
 
 
 def test_a_document_opens_in_a_tab_of_its_own() -> None:
     """The list stays in the first tab; the document's tab has no page to go back to."""
     world = world_of_template("office.document")
-    session, seen = replayed(world, [("documents",), (world.item,)])
+    _, seen, session = replayed(world, [("documents",), (world.item,)])
     assert [tab.tab_id for tab in seen[-1].tabs] == ["0001", "0002"]
     assert (seen[-1].active_tab, seen[-1].title, seen[-1].tabs[0].title) == (
         "0002",
@@ -335,18 +333,18 @@ def test_the_search_engine_knows_the_pages_of_all_sites() -> None:
     """Each result, and the action `search_engine`, leads to a page about the query on the named site."""
     for template in ("search.wiki", "search.jobs", "search.news"):
         world = world_of_template(template, lucky=True)
-        _, seen = replayed(world, [("query", world.item), ("go",)])
+        _, seen, _ = replayed(world, [("query", world.item), ("go",)])
         sites = labels_of(seen[-1]) & set(SITES)
         assert world.source in sites
         assert len(sites) >= 3
         for site in sites:
-            _, seen = replayed(world, [("query", world.item), ("go",), (site,)])
+            _, seen, _ = replayed(world, [("query", world.item), ("go",), (site,)])
             assert seen[-1].url.startswith(f"http://{site}.localhost/")
             assert world.item in {node.text for node in seen[-1].nodes}
 
     async def search() -> Observation:
-        session = ReplaySession()
-        await session.goto(await ReplayEnvironment().reset(session, world.task()))
+        environment, session = replay_session()
+        await session.goto(await environment.reset(session, world.task()))
         await session.act(
             [Action(name="search_engine", params={"query": world.item})], await session.observe(), None
         )

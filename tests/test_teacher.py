@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay import ReplayEnvironment, ReplaySession
+from without_browser import FOLDER, replay_session
 
 from rmsweb.agent import Episode
 from rmsweb.collection.loop import reflect
@@ -37,7 +37,7 @@ async def attempt(
     policy: Endpoint, task: Task, config: PromptConfig, seed: int, guide: str | None
 ) -> tuple[Trajectory, bool]:
     """Run one episode without a browser, its policy asked over HTTP; return it with the site's verdict."""
-    session, environment = ReplaySession(), ReplayEnvironment()
+    environment, session = replay_session()
     source = Source(script="test", policy="scripted-teacher", seed=seed)
     start = await environment.reset(session, task)
     episode = Episode(
@@ -61,7 +61,7 @@ def answers(
     """Return the teacher's answers and whether each task was solved; the tasks run at the same time."""
 
     async def run() -> list[tuple[list[str], bool]]:
-        async with Endpoint(role="teacher", url=url, model="scripted-teacher") as policy:
+        async with Endpoint(role="teacher", url=url, model="scripted-teacher", image_root=FOLDER) as policy:
             found = await asyncio.gather(
                 *(attempt(policy, world.task(), config, seed, guide) for world in worlds)
             )
@@ -110,8 +110,8 @@ def test_five_rounds_of_reflection_solve_most_tasks(url: str) -> None:
 
     async def run() -> list[bool]:
         async with (
-            Endpoint(role="teacher", url=url, model="scripted-teacher") as teacher,
-            Endpoint(role="reflection", url=url, model="scripted-reflection") as handler,
+            Endpoint(role="teacher", url=url, model="scripted-teacher", image_root=FOLDER) as teacher,
+            Endpoint(role="reflection", url=url, model="scripted-reflection", image_root=FOLDER) as handler,
         ):
             worlds = make_worlds("train", 56)
             return list(await asyncio.gather(*(solve(teacher, handler, world) for world in worlds)))
@@ -124,13 +124,13 @@ def test_an_unknown_task_ends_at_once(url: str) -> None:
     """The teacher gives up on a task that is not the playground's instead of guessing."""
 
     async def run() -> Trajectory:
-        session, world = ReplaySession(), WORLDS[0]
-        start = await ReplayEnvironment().reset(session, world.task())
+        (environment, session), world = replay_session(), WORLDS[0]
+        start = await environment.reset(session, world.task())
         task, source = (
             replace(world.task(), text="Go for a walk"),
             Source(script="test", policy="scripted-teacher"),
         )
-        async with Endpoint(role="teacher", url=url, model="scripted-teacher") as policy:
+        async with Endpoint(role="teacher", url=url, model="scripted-teacher", image_root=FOLDER) as policy:
             episode = Episode(
                 policy=policy,
                 session=session,
@@ -152,9 +152,9 @@ def test_the_judges_are_understood_by_the_rooms_that_ask_them(url: str) -> None:
 
     async def run() -> None:
         async with (
-            Endpoint(role="teacher", url=url, model="scripted-teacher") as teacher,
-            Endpoint(role="judge", url=url, model="scripted-outcome-judge") as outcome,
-            Endpoint(role="judge", url=url, model="scripted-failure-judge") as failure,
+            Endpoint(role="teacher", url=url, model="scripted-teacher", image_root=FOLDER) as teacher,
+            Endpoint(role="judge", url=url, model="scripted-outcome-judge", image_root=FOLDER) as outcome,
+            Endpoint(role="judge", url=url, model="scripted-failure-judge", image_root=FOLDER) as failure,
         ):
             world = next(world for world in WORLDS if world.fact)
             trajectory, _ = await attempt(teacher, world.task(), SMALL, 0, None)

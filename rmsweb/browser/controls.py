@@ -106,6 +106,8 @@ async def input_text(window: Window, index: int, text: str, clear_existing: bool
             raise target.problem(f"is a {facts['type']} field and holds {held!r} after {shown} was given")
         return ActionResult(message=f"set {facts['what']} to {shown}")
     await press(window, target, facts)
+    if facts["tag"] in ("a", "button"):  # the press may have led away
+        await window.settle()
     focused: FocusFacts = await target.call("focus", clear)
     before = "" if clear else focused["value"] or ""
     field = replace(target, node=focused["id"])

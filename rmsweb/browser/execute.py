@@ -97,7 +97,8 @@ async def go_back(window: Window) -> ActionResult:
 async def wait(window: Window, seconds: int) -> ActionResult:
     """Wait, at most LONGEST_WAIT_S."""
     seconds = min(max(seconds, 0), LONGEST_WAIT_S)
-    await asyncio.sleep(seconds)
+    if window.options.waits:
+        await asyncio.sleep(seconds)
     return ActionResult(message=f"waited {seconds} s")
 
 

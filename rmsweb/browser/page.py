@@ -21,7 +21,7 @@ SCRIPT = "\n".join(
         "})();",
     )
 )
-_CALL = """async ([token, name, args]) => {
+CALL = """async ([token, name, args]) => {
   const page = window.__rms, gone = !page || (token && page.token !== token);
   return gone ? {error: "is no longer on the page"} : await page[name](...args);
 }"""
@@ -147,7 +147,7 @@ class Target:
 
 async def call(frame: Frame, name: str, *args: Any, token: str = "") -> Any:
     """Call a function of the page's scripts in a frame and return its plain answer."""
-    return await frame.evaluate(_CALL, [token, name, list(args)])
+    return await frame.evaluate(CALL, [token, name, list(args)])
 
 
 async def ask(

@@ -25,7 +25,7 @@ MAX_FRAMES = 100
 MAX_FRAME_DEPTH = 5
 MIN_FRAME_PX = 10
 _ADOPT = "function (root) { window.__rms?.adopt(this, root); }"
-_OBSERVE = "(place) => (window.__rms ? window.__rms.report(place) : null)"
+OBSERVE = "(place) => (window.__rms ? window.__rms.report(place) : null)"
 
 
 @dataclass(slots=True)
@@ -100,10 +100,10 @@ class _Reader:
 
     async def frame(self, frame: Frame, place: dict[str, Any], depth: int = 0, level: int = 0) -> Report:
         """Read a frame and those inside it; return the frame's own report."""
-        text = await frame.evaluate(_OBSERVE, place)
+        text = await frame.evaluate(OBSERVE, place)
         if text is None:  # a document that was there before the script
             await frame.evaluate(SCRIPT)
-            text = await frame.evaluate(_OBSERVE, place)
+            text = await frame.evaluate(OBSERVE, place)
         report: Report = json.loads(self.mask(text))
         if report["sealed"] and report["token"] not in self.book.opened:
             self.book.opened.add(report["token"])

@@ -55,7 +55,7 @@ _FETCH = """async (limit) => {
     text += String.fromCharCode(...data.subarray(i, i + 32768));
   return btoa(text);
 }"""
-_QUIET = "([ms, max, ago]) => (window.__rms ? window.__rms.quiet(ms, max, ago) : 0)"
+QUIET = "([ms, max, ago]) => (window.__rms ? window.__rms.quiet(ms, max, ago) : 0)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +65,7 @@ class SessionOptions:
     image_format: Literal["png", "jpeg"] = "png"
     quiet_limit_s: float = 1.5  # longest wait for a page that keeps changing
     pause_s: float = 0.5  # between the actions of a step
+    waits: bool = True  # False: `wait` takes no time, where nothing can happen meanwhile
     allow_domains: tuple[str, ...] | None = None  # None: those of the browser
     secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # domain -> name -> value
     uploads: tuple[Path, ...] = ()
@@ -371,7 +372,7 @@ class Window:
             await tab.page.wait_for_load_state("domcontentloaded", timeout=max(1.0, (limit - started) * 1000))
             now = time.monotonic()
             times = [QUIET_S, max(0.0, soft - now), now - self._quiet_from]
-            return int(await tab.page.main_frame.evaluate(_QUIET, [1000 * t for t in times]))
+            return int(await tab.page.main_frame.evaluate(QUIET, [1000 * t for t in times]))
 
         asked = asyncio.ensure_future(ask())
         try:

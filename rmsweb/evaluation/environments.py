@@ -5,22 +5,28 @@ protocol.
 """
 
 import datetime
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from rmsweb.browser.protocol import SessionLike
+from rmsweb.pool import Launch, OpenSession
 from rmsweb.records import Judgement, Task, Trajectory
+
+Pool = Callable[..., tuple[Launch, OpenSession]]  # of (run folder, config: the PromptConfig)
 
 
 class Environment(Protocol):
     """Where tasks live.
 
-    `host_map` is the value of Chromium's --host-resolver-rules, known once the environment is started.
-    `reset` prepares a session for a task and returns the start URL. `check` returns None where the place
-    cannot tell; `checks` says whether it ever can.
+    `pool` says how sessions are opened, None for sessions in real browsers. `host_map` is the value of
+    Chromium's --host-resolver-rules, known once the environment is started. `reset` prepares a session for a
+    task and returns the start URL. `check` returns None where the place cannot tell; `checks` says whether it
+    ever can.
     """
 
     checks: ClassVar[bool]
     host_map: str | None
+    pool: Pool | None
 
     async def start(self) -> None: ...
 
@@ -38,6 +44,7 @@ class LiveWeb:
 
     checks: ClassVar[bool] = False
     host_map: str | None = None
+    pool: Pool | None = None
 
     async def start(self) -> None:
         """Do nothing: the web is there."""

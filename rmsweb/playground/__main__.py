@@ -1,11 +1,12 @@
-"""`python -m rmsweb.playground serve | tasks | teacher`: look at the sites, write the task files, run the
-scripted LLM roles.
+"""`python -m rmsweb.playground serve | tasks | teacher | play`: look at the sites, write the task files, run
+the scripted LLM roles, step through a task in the terminal.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from rmsweb.jsonl import write_records
 from rmsweb.playground.server import Server
@@ -43,7 +44,7 @@ def _teacher(port: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; exit code 2 for bad usage, 130 when interrupted."""
+    """The command line; exit code 2 for bad usage, 3 for a missing checkpoint, 130 when interrupted."""
     parser = argparse.ArgumentParser(prog="python -m rmsweb.playground", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve the sites for a person to browse")
@@ -63,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     teacher = commands.add_parser("teacher", help="serve the scripted LLM roles in the OpenAI chat format")
     teacher.add_argument("--port", type=int, default=8001, help="loopback port (default 8001)")
+    steps = commands.add_parser("play", help="step through a task in the terminal, without a browser")
+    steps.add_argument("task_id", nargs="?", help="a task, such as shop.buy-held-out-0 (default: by --seed)")
+    steps.add_argument("--split", choices=get_args(Split), default="held-out", help="default held-out")
+    steps.add_argument("--seed", type=int, default=0, help="number of the task in the split (default 0)")
+    steps.add_argument("--policy", type=Path, help="checkpoint whose answers to each state are shown")
     options = parser.parse_args(argv)
     try:
         if options.command == "serve":
@@ -75,13 +81,23 @@ def main(argv: Sequence[str] | None = None) -> int:
                 {"train": options.train, "dev": options.dev, "held-out": options.held_out},
                 options.trouble,
             )
+        elif options.command == "play":
+            from rmsweb.playground.play import play  # brings the browser layer along
+
+            play(
+                sys.stdin,
+                task_id=options.task_id,
+                split=options.split,
+                seed=options.seed,
+                policy=options.policy,
+            )
         else:
             _teacher(options.port)
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 3 if isinstance(error, FileNotFoundError) else 2
     return 0
 
 

@@ -21,12 +21,39 @@ COOKIE = "playground"
 SLOW_S = 0.5  # delay of a site in trouble
 
 
-class Server:
+class Sessions:
+    """The sites with their sessions, each under the value of its cookie."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, SiteSession] = {}
+        self._numbers, self._lock = itertools.count(1), threading.Lock()
+
+    def open(self, world: World, trouble: float = 0.0) -> str:
+        """Open a session in a world and return its cookie's value.
+
+        Args: trouble: share of the pages that answer late and with status 503 at first.
+        """
+        with self._lock:
+            key = f"s{next(self._numbers)}"
+            self.sessions[key] = SiteSession(world, trouble)
+        return key
+
+    def request(self, key: str, host: str, path: str, params: dict[str, str]) -> Page | str:
+        """Answer one request of a session; requests are answered one at a time."""
+        with self._lock:
+            site = host.split(".")[0]
+            if key not in self.sessions:  # a person without a session: the first task of that site
+                template = next((name for name in TEMPLATES if name.startswith(site)), TEMPLATES[0])
+                world = make_world(template, 0, "train")
+                self.sessions[key] = SiteSession(world, state=SiteState(is_person=True))
+            return self.sessions[key].request(host, path, params)
+
+
+class Server(Sessions):
     """Sites and sessions behind an HTTP server on 127.0.0.1; port 0 takes a free one."""
 
     def __init__(self, port: int = 0) -> None:
-        self.sessions: dict[str, SiteSession] = {}
-        self._numbers, self._lock = itertools.count(1), threading.Lock()
+        super().__init__()
         self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._http.daemon_threads = True
         self.port = int(self._http.server_address[1])
@@ -48,26 +75,6 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
-
-    def open(self, world: World, trouble: float = 0.0) -> str:
-        """Open a session in a world and return its cookie's value.
-
-        Args: trouble: share of the pages that answer late and with status 503 at first.
-        """
-        with self._lock:
-            key = f"s{next(self._numbers)}"
-            self.sessions[key] = SiteSession(world, trouble)
-        return key
-
-    def request(self, key: str, host: str, path: str, params: dict[str, str]) -> Page | str:
-        """Answer one request of a session; requests are answered one at a time."""
-        with self._lock:
-            site = host.split(".")[0]
-            if key not in self.sessions:  # a person without a session: the first task of that site
-                template = next((name for name in TEMPLATES if name.startswith(site)), TEMPLATES[0])
-                world = make_world(template, 0, "train")
-                self.sessions[key] = SiteSession(world, state=SiteState(is_person=True))
-            return self.sessions[key].request(host, path, params)
 
 
 def _handler(server: Server) -> type[BaseHTTPRequestHandler]:

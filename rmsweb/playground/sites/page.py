@@ -125,7 +125,7 @@ def _picture(site: str, name: str) -> str:
     return f"<svg {attributes}>{drawing}</svg>"
 
 
-def _group(widget: Widget) -> str:
+def group(widget: Widget) -> str:
     """Return the group of a widget; neighbours of one group are drawn together."""
     if isinstance(widget, Link):
         return "cards" if widget.card else "links"
@@ -171,26 +171,26 @@ def _widget(widget: Widget, page: Page) -> str:
     return f'<form action="{html.escape(widget.action)}" method="{method}"{minor}>{fields}{button}</form>'
 
 
-def _section(group: str, widgets: list[Widget], page: Page) -> str:
+def _section(kind: str, widgets: list[Widget], page: Page) -> str:
     """Return neighbouring widgets of one group as HTML, in their order."""
-    if group == "heading":
+    if kind == "heading":
         text = " ".join(widget.text for widget in widgets if isinstance(widget, Line))
         picture = _picture(page.site, text) if page.name in WITH_PICTURE else ""
         return f"{picture}<h1>{html.escape(text)}</h1>"
-    if group == "facts" and (page.site, page.name) in TABLES:
+    if kind == "facts" and (page.site, page.name) in TABLES:
         rows = "".join(
             f"<tr><td>{html.escape(widget.value)}</td><td>{html.escape(widget.text)}</td></tr>"
             for widget in widgets
             if isinstance(widget, Line)
         )
         return f"<table>{rows}</table>"
-    return f'<section class="{group}">' + "".join(_widget(widget, page) for widget in widgets) + "</section>"
+    return f'<section class="{kind}">' + "".join(_widget(widget, page) for widget in widgets) + "</section>"
 
 
 def render_html(page: Page) -> str:
     """Return the page as an HTML document."""
     nav = "".join(_widget(link, page) for link in page.nav)
-    body = "".join(_section(group, list(widgets), page) for group, widgets in groupby(page.widgets, _group))
+    body = "".join(_section(kind, list(widgets), page) for kind, widgets in groupby(page.widgets, group))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<title>{html.escape(page.title)}</title><link rel="icon" href="data:,">'
