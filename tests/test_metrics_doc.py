@@ -63,6 +63,7 @@ def test_the_page_documents_what_rl_writes(tmp_path: Path, monkeypatch: pytest.M
     run = {"response-budget": 40, "max-steps": 1, "lora-rank": 4, "device": "cpu", "threads": 1}
     files = {"model": tmp_path / "model", "states": states, "out": tmp_path / "run"}
     chosen = ["--dev-states", str(tmp_path / "dev/mined.jsonl"), str(tmp_path / "dev/samples.jsonl")]
+    (tmp_path / "dev.jsonl").write_text("tasks")
     train_rl.main([*small({**files, **sizes, **run, "dev-episodes": tmp_path / "dev.jsonl"}), *chosen])
     assert written(tmp_path / "run") == documented("train_rl.py").keys()
 
