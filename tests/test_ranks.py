@@ -26,7 +26,7 @@ import train_sft
 from rmsweb.engine.distributed import Ranks
 from rmsweb.engine.policy import PolicyModel
 from rmsweb.engine.training import rank_packs
-from rmsweb.records import Image
+from rmsweb.records import Image, sha256_bytes
 from rmsweb.salvage.states import Prompts
 from rmsweb.salvage.step import generate
 
@@ -69,7 +69,10 @@ def world(tmp_path_factory):
     """
     root = tmp_path_factory.mktemp("ranks")
     tiny_checkpoint(root / "tiny", std=0.05)
-    picture = Image(path="screenshots/a.png", sha256="a", width=160, height=96)
+    write_run(root / "train", 0)  # makes the picture
+    data = (root / "train/screenshots/a.png").read_bytes()
+    picture = Image(path="screenshots/a.png", sha256=sha256_bytes(data), width=160, height=96)
+    shutil.rmtree(root / "train")
     write_run(
         root / "train",
         0,
