@@ -14,7 +14,7 @@ from planted_pairs import ERRORS, Planted, planted_pairs
 from teacher_pool import collect_pool, runs_of, sample_of, wrong_moves
 
 from rmsweb.mining.alignment import AlignedRun, Contrast
-from rmsweb.mining.divergence import candidates, in_order, last_shared, takes
+from rmsweb.mining.divergence import candidates, in_order, takes
 from rmsweb.mining.search import Judge, MinerConfig, evidence_of, mine, pairs
 from rmsweb.mining.taxonomy import Features, Label, rule_label
 from rmsweb.playground.tasks import TEMPLATES, make_worlds
@@ -100,7 +100,7 @@ def test_the_first_missing_decision_behind_the_last_shared_state_comes_first() -
     failure = run("open@/ done@/item", False, name="b")
     pair = Contrast(success, failure)
     found = candidates(pair)
-    assert last_shared(pair) == 2  # the page of the item looks the same before and behind the choice
+    assert pair.last_shared == 2  # the page of the item looks the same before and behind the choice
     assert in_order(pair, {item: item.state for item in found})[0].success_step == 2
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 from rmsweb.browser.actions import ACTIONS
 from rmsweb.mining.taxonomy import (
+    BROKEN_ENDS,
     BY_NAME,
     CLICK,
     EXTRACTION,
@@ -155,12 +156,12 @@ class AlignedRun:
         return {position: moves for position, moves in lasting.items() if moves}
 
     def _lasting(self, position: int) -> tuple[Move, ...]:
-        step, repeated = self.steps[position], set[object]()
-        for later in reversed(self.steps[position + 1 :]):
-            if later.moves and same_page(step, later):
-                repeated |= set(map(_purpose, later.moves))
         if self._returns(position):
             return ()
+        step, repeated = self.steps[position], set[object]()
+        for later in self.steps[position + 1 :]:
+            if later.moves and same_page(step, later):
+                repeated |= set(map(_purpose, later.moves))
         purposes = {_purpose(move): move for move in step.moves}  # within a step too the last one counts
         return tuple(move for purpose, move in purposes.items() if purpose not in repeated)
 
@@ -178,6 +179,13 @@ class AlignedRun:
             self._likeness[key] = state_score(self.steps[position], other)
         return self._likeness[key]
 
+    @cached_property
+    def is_broken(self) -> bool:
+        """Whether the run crashed, or some answer or action of it failed."""
+        steps = self.trajectory.steps
+        failed = any(step.parse_failure or any(result.error for result in step.results) for step in steps)
+        return self.trajectory.ended in BROKEN_ENDS or failed
+
     def around(self, position: int) -> tuple[Step, ...]:
         """Return the steps that are searched for evidence near a position (from 0)."""
         return self.trajectory.steps[max(0, position - RADIUS) : position + RADIUS + 1]
@@ -191,6 +199,17 @@ class Contrast:
     failure: AlignedRun
     kind: Literal["success-failure", "short-long"] = "success-failure"
     witnesses: tuple[AlignedRun, ...] = ()  # other successes of the task
+
+    @cached_property
+    def last_shared(self) -> int:
+        """Last position of the success at which the failing run was in the same state; 0 without one."""
+        lost = [self.failure.steps[position] for position in self.failure.path]
+        shared = (
+            position
+            for position in self.success.path
+            if any(same_state(self.success.steps[position], other) for other in lost)
+        )
+        return max(shared, default=0)
 
 
 @dataclass(frozen=True, order=True)

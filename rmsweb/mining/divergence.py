@@ -14,12 +14,10 @@ from collections.abc import Mapping
 
 from rmsweb.mining.alignment import (
     AlignedRun,
-    AlignedStep,
     Candidate,
     Contrast,
     action_score,
     differs,
-    same_state,
 )
 
 MIN_STATE = 0.60  # App. K
@@ -60,16 +58,6 @@ def takes(run: AlignedRun, other: AlignedRun, position: int) -> bool:
     return all(any(not differs(move, another) for another in made) for move in other.settled[position])
 
 
-def last_shared(pair: Contrast) -> int:
-    """Return the last position of the success at which the failing run was in the same state; 0 without."""
-    lost = [pair.failure.steps[j] for j in pair.failure.path]
-
-    def shared(won: AlignedStep) -> bool:
-        return any(same_state(won, other) for other in lost)
-
-    return max((i for i in pair.success.path if shared(pair.success.steps[i])), default=0)
-
-
 def in_order(pair: Contrast, scores: Mapping[Candidate, float]) -> list[Candidate]:
     """Return the candidates, the most critical first.
 
@@ -80,14 +68,17 @@ def in_order(pair: Contrast, scores: Mapping[Candidate, float]) -> list[Candidat
 
     Args: scores: S_total, or the part of it that is known.
     """
-    shared = last_shared(pair)
+    shared = pair.last_shared
+    needed = {
+        step: all(takes(run, pair.success, step) for run in pair.witnesses)
+        for step in {item.success_step for item in scores}
+    }
     best = max((scores[item] for item in scores if item.success_step < shared), default=0.0)
 
     def rank(item: Candidate) -> tuple[bool, bool, bool, int, float, Candidate]:
-        needed = all(takes(run, pair.success, item.success_step) for run in pair.witnesses)
         behind = item.success_step >= shared
         good = behind or scores[item] >= best - NEAR_BEST
         place = -item.success_step if behind else item.success_step * good
-        return needed, behind, good, place, scores[item], item
+        return needed[item.success_step], behind, good, place, scores[item], item
 
     return sorted(scores, key=rank, reverse=True)

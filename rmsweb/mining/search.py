@@ -31,7 +31,6 @@ from rmsweb.mining.alignment import (
 )
 from rmsweb.mining.divergence import candidates, in_order
 from rmsweb.mining.taxonomy import (
-    BROKEN_ENDS,
     INDEX_PARAMS,
     Features,
     Label,
@@ -158,14 +157,10 @@ def _scores(pair: Contrast, item: Candidate, label: Label) -> Scores:
 
 def _closed_gate(pair: Contrast, item: Candidate, label: Label, scores: Scores) -> str | None:
     """Return the gate that stops a candidate."""
-    broken = pair.failure.trajectory.ended in BROKEN_ENDS or any(
-        step.parse_failure or any(result.error for result in step.results)
-        for step in pair.failure.trajectory.steps
-    )
     sides = (pair.success.steps[item.success_step], pair.failure.steps[item.failure_step])
     gates = {
         "runtime_gate": label.category == "runtime"
-        and not (broken and label.confidence >= RUNTIME_CONFIDENCE),
+        and not (pair.failure.is_broken and label.confidence >= RUNTIME_CONFIDENCE),
         "low_category": scores.category < MIN_CATEGORY,
         "low_total": scores.total < MIN_TOTAL,
         "no_picture": not any(side.step.observation.screenshot for side in sides),

@@ -415,7 +415,8 @@ def rule_label(found: Features) -> Label:
         for b in found.instead
     )
     sets_value = not verbs.isdisjoint(VALUES)
-    looks = "looks for something" in traits and not found.leads_to_link * (verbs == {SELECT})
+    narrows = found.leads_to_link and verbs == {SELECT}
+    looks = "looks for something" in traits and not narrows
     finishes = any(move.verb == "done" for move in found.instead)
     presses = any(move.verb in (CLICK, "send_keys") and move.tag != "a" for move in found.decision)
     ends = presses and "brings to the end" in traits
