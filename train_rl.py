@@ -45,8 +45,8 @@ from rmsweb.engine.training import (
     OptimizerConfig,
     Trainer,
     TrainerConfig,
+    checked_samples,
     prepare_policy,
-    read_samples,
 )
 from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split
@@ -166,7 +166,7 @@ def read_states(
 ) -> tuple[list[State], Counter[str]]:
     """Return the states of the files in order, and how many records were left out for which reason."""
     budgets = {"prompt_budget": policy.prompt_config.prompt_budget, "response_budget": response_budget}
-    samples = progress(read_samples(files, policy.prompt_config, split), label=f"{split} states")
+    samples = progress(checked_samples(files, policy.prompt_config, split), label=f"{split} states")
     found = [make_state(sample, root, policy, **budgets) for sample, root in samples]
     states = [state for state in found if isinstance(state, State)]
     left_out = Counter(reason for reason in found if isinstance(reason, str))

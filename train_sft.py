@@ -40,9 +40,9 @@ from rmsweb.engine.training import (
     Trainer,
     TrainerConfig,
     answer_logprobs,
+    checked_samples,
     prepare_policy,
     rank_packs,
-    read_samples,
 )
 from rmsweb.prompt import load_shared_prompt_config
 from rmsweb.records import Split, StepSample, derive_seed
@@ -173,7 +173,7 @@ def read_items(
     files: Sequence[Path], policy: PolicyModel, cutoff: int, split: Split
 ) -> tuple[list[Item], int]:
     """Return the samples of the files in order, and how many were dropped because of the cutoff."""
-    samples = progress(read_samples(files, policy.prompt_config, split), label=f"{split} samples")
+    samples = progress(checked_samples(files, policy.prompt_config, split), label=f"{split} samples")
     found = [make_item(sample, root, policy) for sample, root in samples]
     items = [item for item in found if item.num_tokens <= cutoff]
     dropped = len(found) - len(items)

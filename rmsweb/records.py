@@ -319,6 +319,11 @@ class StepSample:
     prompt_indices: tuple[int, ...]  # element indices that really stand in the cut prompt
     prompt_config: str
 
+    @property
+    def name(self) -> str:
+        """The record's own id."""
+        return self.sample_id
+
 
 @record
 class Scores:
@@ -340,6 +345,11 @@ class MinedState(StepSample):
     label_source: Literal["judge", "review", "rule"]
     scores: Scores
     pair_kind: Literal["success-failure", "short-long"]
+
+    @property
+    def name(self) -> str:
+        """The record's own id."""
+        return self.state_id
 
 
 @record

@@ -36,11 +36,12 @@ from rmsweb.jsonl import (
     cut_torn_line,
     from_json,
     parse_json,
+    read_records,
     replace_file,
     to_json,
     write_json,
 )
-from rmsweb.records import Judgement, Trajectory, is_success
+from rmsweb.records import Judgement, MinedState, StepSample, Trajectory, is_success
 
 PACKAGES = ("torch", "transformers", "safetensors", "flash-attn", "playwright", "httpx", "numpy", "pillow")
 MAX_ID_BYTES = 4_096
@@ -347,6 +348,21 @@ def digest(paths: Iterable[Path]) -> str:
             with open(part, "rb") as file:
                 total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
+
+
+def read_samples(path: Path) -> Iterator[StepSample]:
+    """Yield the records of a samples.jsonl or mined.jsonl.
+
+    Raises RecordError for a file of something else.
+    """
+    with open(path, encoding="utf-8") as lines:
+        header = lines.readline().strip()
+    kind = next((kind for kind in (MinedState, StepSample) if f'"{kind.__name__}"' in header), None)
+    if kind is None:
+        raise RecordError(
+            f"{path}:1: header is {header[:80]!r}, expected one of a MinedState or StepSample file"
+        )
+    yield from read_records(path, kind)
 
 
 def _rank_of(path: Path) -> int:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from mining_world import BAD, GOOD, held_out, render, run
 from sft_world import step_sample, write_run
 
-from rmsweb.collection.exporters import ESCAPED, PLACEHOLDER, ROWS, Album, content, export, main, read_samples
+from rmsweb.collection.exporters import ESCAPED, PLACEHOLDER, ROWS, Album, content, export, main
 from rmsweb.jsonl import RecordError, read_records, write_records
 from rmsweb.mining.search import MinerConfig, mine
 from rmsweb.records import AuditRow, Image, Message, MinedState, Text
+from rmsweb.runs import read_samples
 from rmsweb.salvage.reward import score
 
 

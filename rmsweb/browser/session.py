@@ -9,7 +9,6 @@ state says so.
 """
 
 import asyncio
-import hashlib
 import re
 import time
 from base64 import b64decode
@@ -33,7 +32,7 @@ from rmsweb.browser.protocol import Extractor
 from rmsweb.browser.snapshot import read_page
 from rmsweb.browser.state import fingerprint
 from rmsweb.browser.window import PAGE_LIMIT_S, SessionOptions, Window
-from rmsweb.records import Action, ActionResult, Image, Observation, Tab
+from rmsweb.records import Action, ActionResult, Image, Observation, Tab, sha256_bytes
 
 SCREENSHOT_LIMIT_S = 5.0
 TITLE_LIMIT_S = 0.5
@@ -278,7 +277,7 @@ class Session:
         except (Error, TimeoutError):
             return None
         data = b64decode(answer["data"])
-        digest = hashlib.sha256(data).hexdigest()
+        digest = sha256_bytes(data)
         path = Path("screenshots") / f"{digest[:16]}.{'jpg' if kind == 'jpeg' else 'png'}"
         whole = self.folder / path
         if not whole.exists():

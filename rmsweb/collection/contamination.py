@@ -26,7 +26,6 @@ from typing import Literal
 
 from rmsweb.config import main_guard
 from rmsweb.jsonl import RecordError, parse_json
-from rmsweb.records import Task
 from rmsweb.similarity import host_of
 
 JACCARD, CONTAINMENT = 0.4, 0.6  # App. A
@@ -81,11 +80,6 @@ class Report:
     overlaps: list[Overlap]  # the closest of each offending task
     closest: list[Overlap]  # the closest pairs below the limits
     common_hosts: list[str]
-
-
-def question_of(task: Task) -> Question:
-    """Return one of our tasks as a question."""
-    return Question(task.task_id, task.text, host_of(task.start_url or ""))
 
 
 def read_questions(path: Path) -> list[Question]:

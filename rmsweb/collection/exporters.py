@@ -15,7 +15,6 @@ page; a pair whose failing action names an element that the page lacks is left o
 """
 
 import argparse
-import base64
 import json
 import os
 import shutil
@@ -29,6 +28,7 @@ from typing import Any
 from rmsweb.browser.actions import canonical_action
 from rmsweb.config import main_guard
 from rmsweb.jsonl import dumps, inside, read_records, write_json
+from rmsweb.llm import data_url
 from rmsweb.pictures import load_picture
 from rmsweb.records import (
     AuditRow,
@@ -41,7 +41,7 @@ from rmsweb.records import (
     is_success,
     sha256_text,
 )
-from rmsweb.runs import RunFolder
+from rmsweb.runs import RunFolder, read_samples
 
 PLACEHOLDER, ESCAPED = "<image>", "< image>"
 Row = dict[str, Any]
@@ -118,13 +118,11 @@ def llamafactory(sample: StepSample, album: Album) -> Row:
 
 def openai(sample: StepSample, album: Album) -> Row:
     """OpenAI's chat messages, pictures as data URLs."""
-    messages, images = chat(sample, album)
+    messages, _ = chat(sample, album)
+    pictures = [part for message in sample.messages for part in message.parts if isinstance(part, Image)]
 
     def image(number: int) -> Row:
-        path = album.out / images[number]
-        kind = "png" if path.suffix == ".png" else "jpeg"
-        data = base64.b64encode(path.read_bytes()).decode()
-        return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{data}"}}
+        return {"type": "image_url", "image_url": {"url": data_url(pictures[number], album.root)}}
 
     answer = {"role": "assistant", "content": sample.target_text}
     return {"messages": [*in_parts(messages, image), answer]}
@@ -207,13 +205,6 @@ def dpo(state: MinedState, album: Album, rejected: str) -> Row:
 
 
 # ------------------------------------------------------------------------------------------------- the files
-
-
-def read_samples(path: Path) -> Iterator[StepSample]:
-    """Yield the records of a samples.jsonl or mined.jsonl; RecordError for a file of something else."""
-    with open(path, encoding="utf-8") as file:
-        kind = MinedState if '"MinedState"' in file.readline() else StepSample
-    yield from read_records(path, kind)
 
 
 def _write(path: Path, rows: Iterator[Row]) -> int:

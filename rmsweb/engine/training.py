@@ -43,11 +43,10 @@ from rmsweb.engine.packing import (
     plan_packs,
 )
 from rmsweb.engine.policy import PolicyModel, recompute_layers
-from rmsweb.jsonl import RecordError, read_records
 from rmsweb.pictures import check_picture
 from rmsweb.prompt import PromptConfig
-from rmsweb.records import Image, MinedState, Split, StepSample, sha256_text
-from rmsweb.runs import Inputs, RunWriter
+from rmsweb.records import Image, Split, StepSample, sha256_text
+from rmsweb.runs import Inputs, RunWriter, read_samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ class TrainerConfig(Config):
 # ------------------------------------------------------------------------------------------ data and policy
 
 
-def read_samples(
+def checked_samples(
     files: Iterable[Path], prompt_config: PromptConfig, split: Split
 ) -> Iterator[tuple[StepSample, Path]]:
     """Yield the samples and mined states of the files in order, each with its run folder.
@@ -89,14 +88,7 @@ def read_samples(
     """
     checked = set[tuple[Path, Image]]()
     for file in files:
-        with open(file, encoding="utf-8") as lines:
-            header = lines.readline().strip()
-        kind = next((kind for kind in (MinedState, StepSample) if f'"{kind.__name__}"' in header), None)
-        if kind is None:
-            raise RecordError(
-                f"{file}:1: header is {header[:80]!r}, expected one of a MinedState or StepSample file"
-            )
-        for sample in read_records(file, kind):
+        for sample in read_samples(file):
             name, made = f"{file}: {sample.sample_id}", sample.prompt_config
             if made != prompt_config.hash:
                 raise ValueError(

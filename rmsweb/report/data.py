@@ -29,7 +29,6 @@ from rmsweb.records import (
     AuditRow,
     Image,
     Message,
-    MinedState,
     Observation,
     Step,
     StepSample,
@@ -37,18 +36,13 @@ from rmsweb.records import (
     Trajectory,
     record,
 )
-from rmsweb.runs import ROLLOUTS
+from rmsweb.runs import ROLLOUTS, read_samples
 from rmsweb.stats import Price, cost
 from rmsweb.tokens import CountTokens
 
 FOLDER = "report_files"
 NO_LIMIT = 10**9  # tokens
-SAMPLE_FILES: dict[str, type[StepSample]] = {
-    "mined": MinedState,
-    "followers": StepSample,
-    "ordinary": StepSample,
-    "samples": StepSample,
-}
+SAMPLE_FILES = ("mined", "followers", "ordinary", "samples")
 
 Data = dict[str, Any]
 
@@ -288,22 +282,21 @@ class Writer:
                     (audit.failure_trajectory, audit.failure_step),
                 }
         missing = {group.state for folder in folders for _, group in groups(folder)}
-        for kind, cls in SAMPLE_FILES.items():
+        for kind in SAMPLE_FILES:
             for path in (folder.path / f"{kind}.jsonl" for folder in folders if missing):
                 if path.exists():
-                    for sample in read_records(path, cls):
-                        name = sample.state_id if isinstance(sample, MinedState) else sample.sample_id
-                        if name in missing:
-                            missing.remove(name)
-                            self.state(path.parent, name, sample)
+                    for sample in read_samples(path):
+                        if sample.name in missing:
+                            missing.remove(sample.name)
+                            self.state(path.parent, sample)
 
-    def state(self, root: Path, name: str, sample: StepSample) -> None:
+    def state(self, root: Path, sample: StepSample) -> None:
         """Write the state of RL groups: its prompt, picture and verified answer."""
         self.wanted.add((sample.trajectory_id, sample.step))
         images = [part for message in sample.messages for part in message.parts if isinstance(part, Image)]
         file = f"s{next(self._numbers)}"
         self.write(file, {"prompt": parts_of(sample.messages), "note": ""})
-        self.states[name] = {
+        self.states[sample.name] = {
             "state_file": file,
             "target": sample.target_text,
             "site": sample.host,

@@ -42,7 +42,7 @@ class State:
     @property
     def name(self) -> str:
         """The record's id."""
-        return self.sample.state_id if isinstance(self.sample, MinedState) else self.sample.sample_id
+        return self.sample.name
 
     @property
     def category(self) -> str:
