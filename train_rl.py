@@ -213,18 +213,12 @@ def measure(trainer: Trainer, config: Config, dev: dict[str, list[State]]) -> di
     return measured
 
 
-def check_memory(config: Config, here: Ranks, prompt_tokens: int) -> None:
-    """Refuse a run that cannot fit into the free memory of its GPUs."""
-    sizes = sizes_of(config, prompt_tokens)
-    check_run(config.model, here, sizes, prompt_tokens=prompt_tokens, lora=config.lora, engine=config.engine)
-
-
 def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
     check_out(config.out, config.resume)
     budget, seed = config.step.response_budget, config.step.seed
     prompt_config = load_shared_prompt_config((*config.states, *config.dev_states))
-    check_memory(config, here, prompt_config.prompt_budget)
+    check_run(config, here, sizes_of(config, prompt_config.prompt_budget), prompt_config.prompt_budget)
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=seed)
     states, left_out = read_states(config.states, policy, budget, "train")
     dev_states, _ = read_states(config.dev_states, policy, budget, "dev")

@@ -230,10 +230,8 @@ def train(config: Config, here: Ranks) -> None:
     """Train to the end and write the run folder."""
     check_out(config.out, config.resume)
     prompt_config = load_shared_prompt_config((*config.samples, *config.dev_samples), config.prompt_config)
-    dropout, engine = config.lora.lora_dropout, config.engine
-    check_run(
-        config.model, here, sizes_of(config), prompt_tokens=config.cutoff, lora=config.lora, engine=engine
-    )
+    dropout = config.lora.lora_dropout
+    check_run(config, here, sizes_of(config), config.cutoff)
     policy = prepare_policy(config, here, prompt_config=prompt_config, seed=config.seed, lora_dropout=dropout)
     items, dropped = read_items(config.samples, policy, config.cutoff, "train")
     dev, dev_dropped = read_items(config.dev_samples, policy, config.cutoff, "dev")

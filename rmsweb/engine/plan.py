@@ -30,6 +30,7 @@ from rmsweb.engine.distributed import EngineConfig, Ranks, samples_by_layer
 from rmsweb.engine.lora import LoraConfig, add_lora, lora_layers
 from rmsweb.engine.policy import LOGIT_CHUNK
 from rmsweb.engine.sampler import CACHE_BYTES, PREFILL_TOKENS, cache_bytes
+from rmsweb.engine.training import TrainerConfig
 
 GIB = 2**30
 WITH_MLP = ("language", "all")  # scopes with adapters on gate, up and down
@@ -194,19 +195,12 @@ def check_memory(tables: Tables, free: int, engine: EngineConfig) -> None:
     )
 
 
-def check_run(
-    model: str,
-    ranks: Ranks,
-    sizes: Sizes,
-    *,
-    prompt_tokens: int,
-    lora: LoraConfig,
-    engine: EngineConfig,
-) -> None:
+def check_run(config: TrainerConfig, ranks: Ranks, sizes: Sizes, prompt_tokens: int) -> None:
     """Compare the plan of a run on this rank's GPU with the memory that is free there; nothing on a CPU."""
+    lora, engine = config.lora, config.engine
     if ranks.device.type != "cuda" or not engine.check_memory or not lora.lora_rank:
         return
     free, total = torch.cuda.mem_get_info(ranks.device)
     machine = MachineConfig(world_size=ranks.world_size, gpu_gib=total / GIB, prompt_tokens=prompt_tokens)
-    tables = plan_memory(read_shape(model), machine, sizes, lora=lora, engine=engine)
+    tables = plan_memory(read_shape(config.model), machine, sizes, lora=lora, engine=engine)
     check_memory(tables, min(ranks.gather(free)), engine)
