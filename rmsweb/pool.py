@@ -7,6 +7,7 @@ when a single job cannot be finished.
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
@@ -20,6 +21,11 @@ MAX_FAILURES_IN_A_ROW = 10
 
 Launch = Callable[[], AbstractAsyncContextManager[Any]]
 OpenSession = Callable[[Any, str], Awaitable[Any]]  # (browser, name of the job) -> session with `close`
+
+
+def unused_name(job: str) -> str:
+    """Return a name for a job's files; an attempt that was killed may have left some under the job's own."""
+    return f"{job}.{time.time_ns():x}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ the pool of browsers. `judge_stored` needs neither.
 
 import argparse
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -25,7 +24,7 @@ from rmsweb.evaluation.judges import JudgeConfig, judge_run
 from rmsweb.evaluation.tasks import load_tasks
 from rmsweb.jsonl import write_json
 from rmsweb.llm import ChatConfigError, ChatError, Endpoint
-from rmsweb.pool import Job, Launch, OpenSession, Outcome, Worker, run_jobs, work_off
+from rmsweb.pool import Job, Launch, OpenSession, Outcome, Worker, run_jobs, unused_name, work_off
 from rmsweb.prompt import PromptConfig, checkpoint_prompt_config
 from rmsweb.records import WORK_CHECK, Judgement, Policy, Source, Split, Task, Trajectory, derive_seed
 from rmsweb.runs import Inputs, RunFolder, RunWriter
@@ -47,10 +46,18 @@ def browser_pool(
     options = BrowserOptions(headless=headless, host_map=host_map, viewport=config.viewport)
 
     async def open_session(browser: Browser, name: str) -> Session:
-        unused = f"{name}.{time.time_ns():x}"  # an attempt that was killed may have left files under its name
-        return Session(browser, folder, name=unused, image_format=config.image_format)
+        return Session(browser, folder, name=unused_name(name), image_format=config.image_format)
 
     return (lambda: Browser.launch(options)), open_session
+
+
+def pool_of(
+    environment: Environment, folder: Path, *, config: PromptConfig, headless: bool
+) -> tuple[Launch, OpenSession]:
+    """Return how a started environment gets its browsers and sessions: its own way, or real ones."""
+    if environment.pool is not None:
+        return environment.pool(folder, config=config)
+    return browser_pool(folder, host_map=environment.host_map, config=config, headless=headless)
 
 
 # ---------------------------------------------------------------------------------------- settings of a run
@@ -255,9 +262,9 @@ class Episodes:
             await self.environment.start()
             stack.push_async_callback(self.environment.stop)
             self.bar = stack.enter_context(progress(total=total, initial=total - len(jobs), label=label))
-            browsers = partial(browser_pool, host_map=self.environment.host_map, headless=config.headless)
-            pool = self.environment.pool or browsers
-            launch, open_session = pool(self.folder.path, config=prompt_config)
+            launch, open_session = pool_of(
+                self.environment, self.folder.path, config=prompt_config, headless=config.headless
+            )
             return await run_jobs(
                 jobs,
                 launch=launch,

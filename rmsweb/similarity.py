@@ -1,14 +1,13 @@
 """Similarity of texts and URLs: when two values mean the same, nearly the same, or something else.
 
 Purpose: the reward (App. H, Table 4) needs "text similarity high" and "host and path match"; the miner
-compares states and memories; the contamination check compares tasks. All of them use these functions.
+compares states and memories.
 
 Place in the paper: App. H asks that formatting-only changes count as near and that 100 / 1000, neighbouring
 indices and near-identical URLs with another date do not.
 
 Deviations, all `ours:` because the paper leaves the measure open:
-1. Texts are near by content words and guarded tokens, not by an edit ratio: a ratio scores "100" and "1000"
-   above 0.85.
+1. Texts are compared by content words and guarded tokens: an edit ratio of "100" and "1000" is above 0.85.
 2. Order counts where it carries meaning. Numbers, dates, comparisons and sort directions are compared in
    order, a number keeps the word that it counts, and the word behind `from`, `to`, `between`, `before`, ...
    may not change. The order of other words is ignored.

@@ -8,7 +8,6 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from rmsweb.agent import Episode
@@ -18,7 +17,7 @@ from rmsweb.playground.tasks import make_worlds
 from rmsweb.playground.teacher import teacher
 from rmsweb.prompt import PromptConfig, load_prompt_config, render_text
 from rmsweb.records import Message, Reply, Source, Task
-from rmsweb.runner import browser_pool
+from rmsweb.runner import pool_of
 
 PROMPT = load_prompt_config(Path(__file__).parent / "demo_prompt.json")
 
@@ -32,8 +31,7 @@ async def run(environment: Environment, tasks: Sequence[Task], config: PromptCon
     await environment.start()
     steps = 0
     with tempfile.TemporaryDirectory() as folder:
-        browsers = partial(browser_pool, host_map=environment.host_map, headless=True)
-        launch, open_session = (environment.pool or browsers)(Path(folder), config=config)
+        launch, open_session = pool_of(environment, Path(folder), config=config, headless=True)
         async with launch() as browser:
             started = 0.0
             for number, task in enumerate(tasks):

@@ -5,7 +5,8 @@ what is built on it: the game in the terminal, and the environment of steps.
 import asyncio
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import PIL.Image
@@ -29,21 +30,26 @@ NUM_TEMPLATES = len(TEMPLATES + UNSEEN)
 ONE_OF_A_SITE = make_worlds("held-out", NUM_TEMPLATES)[::3]  # shop, jobs, wiki, travel, office, search
 
 
-async def walks(
-    folder: Path, worlds: Sequence[World], steps: int, seed: int = 0, trouble: float = 0.0
-) -> int:
-    """Walk through each world in the browser and in the replay; return how many actions were compared."""
-    environment, number = PlaygroundEnvironment(), 0
+@asynccontextmanager
+async def pairs(folder: Path, worlds: Sequence[World], trouble: float = 0.0) -> AsyncIterator[Iterator[Pair]]:
+    """Open each world in the browser and in the replay, one after the other."""
+    environment = PlaygroundEnvironment()
     await environment.start()
     try:
         async with Browser.launch(
             BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)
         ) as browser:
-            for world in worlds:
-                number += await Pair(browser, environment, folder, world, trouble).walk(steps, seed)
+            yield (Pair(browser, environment, folder, world, trouble) for world in worlds)
     finally:
         await environment.stop()
-    return number
+
+
+async def walks(
+    folder: Path, worlds: Sequence[World], steps: int, seed: int = 0, trouble: float = 0.0
+) -> int:
+    """Walk through each world in the browser and in the replay; return how many actions were compared."""
+    async with pairs(folder, worlds, trouble) as opened:
+        return sum([await pair.walk(steps, seed) for pair in opened])
 
 
 @pytest.mark.browser
@@ -75,17 +81,8 @@ def test_boxes_lie_where_the_browser_draws_them(tmp_path: Path) -> None:
     """Box by box, the replay's layout differs from the browser's by less than a line of text."""
 
     async def look() -> list[float]:
-        environment, differences = PlaygroundEnvironment(), []
-        await environment.start()
-        try:
-            async with Browser.launch(
-                BrowserOptions(host_map=environment.host_map, viewport=VIEWPORT)
-            ) as browser:
-                for world in ONE_OF_A_SITE:
-                    differences += await Pair(browser, environment, tmp_path, world).differences()
-        finally:
-            await environment.stop()
-        return differences
+        async with pairs(tmp_path, ONE_OF_A_SITE) as opened:
+            return [found for pair in opened for found in await pair.differences()]
 
     differences = asyncio.run(look())
     assert len(differences) > 100

@@ -4,8 +4,7 @@ Purpose: everything about a session that is no observation and no step: tabs and
 downloads, the allow-list at work, and the answers that `execute` and `controls` need. A session that is reset
 or recovers gets a new window.
 
-ours: readiness is no fixed sleep: the document is parsed, its requests for data are answered, and nothing
-changed for a moment.
+ours: a page is ready, without a fixed sleep, once it is parsed, has its data, and is still for a moment.
 ours: alert, confirm and beforeunload are accepted, prompt is dismissed; the next state says so.
 ours: tab ids count 0001, 0002, ... in hexadecimal, in the order in which the tabs were opened.
 """

@@ -5,7 +5,6 @@ replay.
 """
 
 import datetime
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from rmsweb.playground.replay import ReplayBrowser, open_session
 from rmsweb.playground.server import COOKIE, Server, Sessions
 from rmsweb.playground.sites import SITES, SiteSession
 from rmsweb.playground.tasks import world_of
-from rmsweb.pool import Launch, OpenSession
+from rmsweb.pool import Launch, OpenSession, unused_name
 from rmsweb.prompt import PromptConfig
 from rmsweb.records import WORK_CHECK, Judgement, Task, Trajectory
 
@@ -118,8 +117,7 @@ class ReplayEnvironment(_SitesEnvironment):
             yield browser
 
         async def session(browser: ReplayBrowser, name: str) -> Session:
-            unused = f"{name}.{time.time_ns():x}"
-            return open_session(browser, folder, name=unused, image_format=config.image_format)
+            return open_session(browser, folder, name=unused_name(name), image_format=config.image_format)
 
         return launch, session
 
