@@ -146,13 +146,19 @@ def test_planted_overlaps_are_found_among_thousands_and_nothing_else() -> None:
             expected.add(name)
             tasks.append(Question(name, text))
     tasks += [question(r, f"free{number}") for number in range(5_000 - len(tasks))]
-    began = time.process_time()
-    report = check(tasks, benchmark)
-    whole = time.process_time() - began
+    report = check(tasks, benchmark)  # every question has split its words once now, for both times below
     assert {overlap.task.name for overlap in report.overlaps} == expected
-    began = time.process_time()
-    check(tasks[:1_000], benchmark)
-    assert whole < 12 * (time.process_time() - began)  # linear in the tasks
+
+    def cpu_s(asked: list[Question]) -> float:
+        """Best of three: a collection of garbage is longer than a short check."""
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            check(asked, benchmark)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert cpu_s(tasks) < 12 * cpu_s(tasks[:1_000])  # linear in the tasks
 
 
 def test_published_files_are_read(tmp_path: Path) -> None:
